@@ -15,7 +15,7 @@ class SnapshotChain(NamedTuple):
 
     Attributes:
         length: 0 for a full snapshot.
-        is_known: The full snapshot is listed. If not, because a parent was forgotten or can't be
+        is_known: The full snapshot is listed. If not, because a parent was forgotten or cannot be
             read, the length is a lower bound.
     """
 

@@ -5,7 +5,7 @@ Also the exit codes of the programs.
     CiuicError
         UsageError              ask differently
         ConfigError             fix the file
-        SourceError             one path can't be captured; the snapshot continues and names it
+        SourceError             one path cannot be captured; the snapshot continues and names it
             TornReadError       the file changed during every attempt to read it
             VanishedError       the path no longer exists
         StoreError              the run ends before anything is committed
@@ -19,14 +19,14 @@ Also the exit codes of the programs.
             LostRaceError       another writer was first: read the object, then decide
             AccessDeniedError   correct the permissions or the credentials
             OfflineError        the place gave no answer; a write may have happened: try later
-            UnsupportedError    the place can't do this: use another place
+            UnsupportedError    the place cannot do this: use another place
             CorruptionError     stored bytes are wrong: never retried, never hidden
                 ChunkMissingError
                 DigestError
-                UnreachableError    the file system can't read the file
+                UnreachableError    the file system cannot read the file
         SnapshotNotFoundError   check the ID
         PathNotFoundError       check the path
-        TargetError             the place to restore to can't be used
+        TargetError             the place to restore to cannot be used
         CancelledError          the run was asked to stop; nothing was committed
         ResourceError           this process has reached a limit on files, threads or memory
 
@@ -129,13 +129,13 @@ class UsageError(CiuicError):
 
 
 class ConfigError(CiuicError):
-    """The configuration file can't be used."""
+    """The configuration file cannot be used."""
 
     default_hint = "Correct the configuration file; etc/ciuic.conf shows every key."
 
 
 class SourceError(CiuicError):
-    """One path can't be read; the snapshot continues without it and names it."""
+    """One path cannot be read; the snapshot continues without it and names it."""
 
 
 class TornReadError(SourceError):
@@ -213,7 +213,7 @@ class OfflineError(StoreError):
 
 
 class UnsupportedError(StoreError):
-    """The place of a store can't do what several writers at once need."""
+    """The place of a store cannot do what several writers at once need."""
 
     default_hint = "Use an object store that has conditional writes, or a directory."
 
@@ -233,7 +233,7 @@ class DigestError(CorruptionError):
 
 
 class UnreachableError(CorruptionError):
-    """The file system lists a file of the store but can't read it."""
+    """The file system lists a file of the store but cannot read it."""
 
     default_hint = (
         "Check the file system that the store is on (fsck, xfs_repair, btrfs scrub), then run"
@@ -252,7 +252,7 @@ class PathNotFoundError(CiuicError):
 
 
 class TargetError(CiuicError):
-    """The place to restore to exists already, or can't be written."""
+    """The place to restore to exists already, or cannot be written."""
 
 
 class ResourceError(CiuicError):
@@ -290,8 +290,8 @@ def shortage(error: BaseException) -> ResourceError | None:
             "Check free memory and the disk that Python is installed on; if both are fine, install"
             " ciuic again."
         )
-        return ResourceError(f"a part of the program can't be loaded: {reason}", hint=hint)
-    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        return ResourceError(f"a part of the program cannot be loaded: {reason}", hint=hint)
+    if isinstance(error, RuntimeError) and str(error) == "cannot start new thread":
         hint = "Free memory, or raise the limit (ulimit -u, or TasksMax= in the unit)."
         return ResourceError("no more threads can be started", hint=hint)
     return None

@@ -265,7 +265,7 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
         origin: What asked for it: ``DAEMON``, ``COMMAND`` or ``LIBRARY``; empty: not recorded.
         schedule: The schedule that it belongs to; empty: none.
         mark: The number of the mark that the tags and the pin are from; 0: the manifest's.
-        mark_problem: Why that mark can't be read; the snapshot then counts as listed and pinned.
+        mark_problem: Why that mark cannot be read; the snapshot then counts as listed and pinned.
         forgotten_ns: When it was forgotten; None: it is listed.
         purged: It is being deleted for good.
         note: What a person has written about it; empty: nothing.

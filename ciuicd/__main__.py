@@ -2,7 +2,7 @@
 
 0  stopped as asked; with --once: a snapshot was taken
 1  failed
-2  wrong usage, or the configuration can't be used
+2  wrong usage, or the configuration cannot be used
 3  --once: a snapshot was taken, with warnings
 4  damage found in the store
 5  another process holds the store
@@ -195,7 +195,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "--reload",
         metavar="STORE",
         help="tell the daemon that serves STORE (or a symlink to it) to reload its configuration, "
-        "and exit; with 2 if the new configuration can't be used (the old one stays in effect)",
+        "and exit; with 2 if the new configuration cannot be used (the old one stays in effect)",
     )
 
 
@@ -203,7 +203,7 @@ def _reload(store: str) -> None:
     """Ask the daemon and wait for its reply; after a signal, systemd would see no failure.
 
     Raises:
-        ConfigError: The new configuration can't be used; the old configuration stays in effect.
+        ConfigError: The new configuration cannot be used; the old configuration stays in effect.
         StoreError: No daemon answers.
     """
     if request_done(os.path.realpath(store), "reload") is None:
@@ -281,7 +281,7 @@ def _serve_metrics(settings: Settings) -> None:
 
     Raises:
         ConfigError: The configuration sets no address.
-        OSError: The address can't be used.
+        OSError: The address cannot be used.
     """
     if not settings.metrics_listen:
         raise ConfigError(

@@ -7,10 +7,10 @@ number of clients at a time is limited. Permissions:
     snapshot of the configured roots  the members of ``control_group``, too
     snapshot, pause, resume, reload   root, and the user the daemon runs as
 
-An access control list lets the group through the store's directory, which it can't list, and to the
-socket.
+An access control list lets the group through the store's directory, which it cannot list, and to
+the socket.
 
-Other users' clients share half of the slots, so they can't keep root out.
+Other users' clients share half of the slots, so they cannot keep root out.
 
 A request for a snapshot becomes a ``Job``. The daemon's main thread takes the snapshot while the
 client's thread waits, and finishes it even if the client goes away.
@@ -87,7 +87,7 @@ class Services(Protocol):
         """Read the configuration again.
 
         Raises:
-            ConfigError: The new configuration can't be used; the old one stays in effect.
+            ConfigError: The new configuration cannot be used; the old one stays in effect.
         """
         ...
 
@@ -115,7 +115,7 @@ class Server:
     that was killed, and is replaced.
 
     Raises:
-        StoreError: The socket can't be made.
+        StoreError: The socket cannot be made.
     """
 
     def __init__(self, store_path: str, services: Services, clock: Clock) -> None:
@@ -204,7 +204,7 @@ class Server:
             except OSError as error:
                 if not self._closing.is_set():
                     # Most likely no descriptors are left: wait instead of spinning.
-                    _log.warning("the control socket can't accept a client: %s", error.strerror)
+                    _log.warning("the control socket cannot accept a client: %s", error.strerror)
                     self._closing.wait(_PROGRESS_S)
                 continue
             client.settimeout(_SEND_S)
@@ -220,7 +220,7 @@ class Server:
                 thread.start()
             except RuntimeError as error:
                 # No more threads for this user now; the next client may get one.
-                _log.warning("the control socket can't serve a client: %s", error)
+                _log.warning("the control socket cannot serve a client: %s", error)
                 _release(places)
                 client.close()
 

@@ -88,7 +88,7 @@ class StoreHold:
             self._server.admit_group()
 
     def can_take(self, settings: Settings) -> bool:
-        """Take the hold and return True; return False if the store can't be served now."""
+        """Take the hold and return True; return False if the store cannot be served now."""
         with contextlib.suppress(CiuicError):
             self.take(settings)
             return True

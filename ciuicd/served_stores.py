@@ -59,7 +59,7 @@ class ServedStores:
             owner: The other user who may own the store.
 
         Raises:
-            StoreError: The known store is missing, or the store can't be made or used.
+            StoreError: The known store is missing, or the store cannot be made or used.
         """
         refuse_foreign(os.path.realpath(path), owner)
         wanted = self._remembered().get(path)
@@ -85,7 +85,7 @@ class ServedStores:
         """Like ``prepare``, for the bucket of a configuration.
 
         Raises:
-            StoreError: The known store is missing, or the store can't be made or used.
+            StoreError: The known store is missing, or the store cannot be made or used.
         """
         address, options = settings.snapshot_dir, settings.place_options
         wanted = self._remembered().get(address)
@@ -150,7 +150,7 @@ class ServedStores:
             return {}
         except (OSError, ValueError, RecursionError) as error:
             _log.warning(
-                "%s can't be read, so a lost mount may go unnoticed: %s", self._file, error
+                "%s cannot be read, so a lost mount may go unnoticed: %s", self._file, error
             )
             return {}
         pairs = found.items() if isinstance(found, dict) else ()
@@ -166,5 +166,5 @@ class ServedStores:
             durable.write_whole(self._file, data, temporary_directory=directory, mode=0o600)
         except OSError as error:
             _log.warning(
-                "%s can't be written, so a lost mount may go unnoticed: %s", self._file, error
+                "%s cannot be written, so a lost mount may go unnoticed: %s", self._file, error
             )

@@ -142,7 +142,7 @@ class Service:
 
         Raises:
             BusyError: Another daemon serves the store.
-            StoreError: The store is missing, can't be made, or is not the expected one.
+            StoreError: The store is missing, cannot be made, or is not the expected one.
         """
         self._prepare_store(serves=True)
         with self._watchdog.running():
@@ -287,7 +287,7 @@ class Service:
         old = self._settings
         if new.snapshot_dir != old.snapshot_dir:
             raise ConfigError(
-                f"{new.path}: snapshot_dir can't change from {old.snapshot_dir} to "
+                f"{new.path}: snapshot_dir cannot change from {old.snapshot_dir} to "
                 f"{new.snapshot_dir} while the daemon is running",
                 hint="Restart the daemon: systemctl restart ciuicd.",
             )

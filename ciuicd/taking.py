@@ -222,7 +222,7 @@ def newest_taken_ns(settings: Settings, clock: Clock, *, by_daemon: bool = False
             machine ID are known, and don't count.
 
     Raises:
-        CiuicError: The store can't be read.
+        CiuicError: The store cannot be read.
     """
     with open_configured(settings) as store:
         now_ns, wanted = clock.now_ns(), encoded_roots(settings)

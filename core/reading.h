@@ -39,7 +39,7 @@ typedef struct {
  * written to `data`.
  *
  * Returns 0 only if no program was writing to the file: one that has it open for writing, or changed
- * it meanwhile, gives EAGAIN. ENOSYS means that this kernel can't tell which pages are cached, so no
+ * it meanwhile, gives EAGAIN. ENOSYS means that this kernel cannot tell which pages are cached, so no
  * file can be read. Any other errno concerns this file. After an error the rest of the struct means
  * nothing.
  */

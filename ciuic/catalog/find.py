@@ -68,7 +68,7 @@ def find_snapshot(
         listed: All listed snapshots, newest first, if the caller has them.
 
     Raises:
-        UsageError: ``text`` can't mean a snapshot.
+        UsageError: ``text`` cannot mean a snapshot.
         SnapshotNotFoundError: No snapshot matches, or more than one.
         CorruptionError: The snapshot's manifest is damaged.
     """
@@ -140,7 +140,7 @@ def ambiguous(
 
     Args:
         text: The prefix.
-        taken_ns: When each of the snapshots was taken; None if its manifest can't be read.
+        taken_ns: When each of the snapshots was taken; None if its manifest cannot be read.
         where: The place of the snapshots, if they are not listed.
     """
     newest = sorted(taken_ns.items(), key=lambda found: found[1] or 0, reverse=True)
@@ -159,7 +159,7 @@ def ambiguous(
 
 
 def means_otherwise(tag: str) -> bool:
-    """Return whether a tag can't stand for an ID, because it means another snapshot there."""
+    """Return whether a tag cannot stand for an ID, because it means another snapshot there."""
     is_id = tag.startswith("cs-") and re.fullmatch(_PREFIX, tag) is not None
     return is_id or tag in {LATEST, LATEST_VALID} or from_local_text(tag) is not None
 
@@ -173,7 +173,7 @@ def check_tags(tags: Iterable[str]) -> None:
     for tag in tags:
         if not 1 <= len(tag) <= _TAG_MAX or "|" in tag or "," in tag or not tag.isprintable():
             raise UsageError(
-                f"{tag[:_TAG_MAX]!r} can't be a tag",
+                f"{tag[:_TAG_MAX]!r} cannot be a tag",
                 hint=f"A tag has 1 to {_TAG_MAX} printable characters, without '|' and ','.",
             )
 

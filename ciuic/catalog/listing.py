@@ -46,7 +46,7 @@ class Survey(NamedTuple):
 
     Attributes:
         found: The snapshots that can be read; those taken last come first.
-        damaged: The manifests that can't be read, and why.
+        damaged: The manifests that cannot be read, and why.
         parents: The parents of snapshots that were taken in this store. It had them, so one that
             has no manifest and is not retired is lost.
     """
@@ -99,7 +99,7 @@ def remember(store: Store, *summaries: SnapshotSummary) -> StoreError | None:
 
 
 def read_rows(store: Store) -> dict[SnapshotId, tuple[int, int, bytes]]:
-    """Return the chunk index's rows about manifests; empty if it can't be read."""
+    """Return the chunk index's rows about manifests; empty if it cannot be read."""
     with contextlib.suppress(IndexDamagedError):
         index = store.existing_index
         if index is not None:

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Unreadable(NamedTuple):
-    """What can't be read of the snapshots, and why.
+    """What cannot be read of the snapshots, and why.
 
     Attributes:
         manifests: Manifests that are damaged or gone.
@@ -37,7 +37,7 @@ class Unreadable(NamedTuple):
 
 
 def unreadable(store: Store) -> Unreadable:
-    """Return which manifests and marks can't be read."""
+    """Return which manifests and marks cannot be read."""
     return list_and_check(store)[1]
 
 

@@ -68,7 +68,7 @@ def _take(session: Session, *options: str) -> Document | None:
 def recover_files(session: Session, *, since_ns: int, until_ns: int) -> bool:
     """Put back what the job left broken; every process of it has ended.
 
-    The command says on stderr what it finds and does. If it can't put them back, the job still
+    The command says on stderr what it finds and does. If it cannot put them back, the job still
     starts again: the job may find another checkpoint.
 
     Args:
@@ -88,7 +88,7 @@ def recover_files(session: Session, *, since_ns: int, until_ns: int) -> bool:
             preexec_fn=_unblock,  # noqa: PLW1509
         )
     except (OSError, subprocess.SubprocessError) as error:
-        say(f"broken files can't be looked for: {printable(str(error))}")
+        say(f"broken files cannot be looked for: {printable(str(error))}")
         return True
     with running:
         while True:

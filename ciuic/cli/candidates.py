@@ -1,6 +1,6 @@
 """Completes snapshot IDs, tags and paths in a snapshot.
 
-A completion has no place to print an error: if the store can't be read, it offers nothing.
+A completion has no place to print an error: if the store cannot be read, it offers nothing.
 """
 
 import contextlib

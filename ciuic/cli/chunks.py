@@ -47,7 +47,7 @@ _LINES: Final = 1000
 def print_chunks(
     store: Store, manifest: Manifest, paths: Sequence[bytes], *, document: Document | None
 ) -> bool:
-    """Print the chunks of files of a snapshot; return whether any can't be read.
+    """Print the chunks of files of a snapshot; return whether any cannot be read.
 
     Args:
         store: An open store.

@@ -125,7 +125,7 @@ def command(
         and compared.against.moves.unread
         for compared in found.snapshots
     ):
-        click.echo("ciuic: some tensors can't be read: see 'ciuic verify'", err=True)
+        click.echo("ciuic: some tensors cannot be read: see 'ciuic verify'", err=True)
         sys.exit(DAMAGE)
 
 

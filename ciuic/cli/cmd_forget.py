@@ -168,30 +168,30 @@ def _refuse_combinations(
     changes: bool,
     lacks_prune: bool,
 ) -> None:
-    """Refuse options that can't be combined.
+    """Refuse options that cannot be combined.
 
     ``changes`` is ``--dry-run`` or ``--prune``; ``lacks_prune`` is ``--trash`` without ``--prune``.
 
     Raises:
-        UsageError: They can't be combined.
+        UsageError: They cannot be combined.
     """
     if sum((names, policy, undo)) > 1:
         raise UsageError(
-            "IDs, --policy and --undo can't be combined",
+            "IDs, --policy and --undo cannot be combined",
             hint="Use one of them: IDs and --policy say what to forget, --undo what to bring back.",
         )
     if undo and changes:
         raise UsageError(
-            "--undo can't be combined with --dry-run or --prune", hint="Leave those out."
+            "--undo cannot be combined with --dry-run or --prune", hint="Leave those out."
         )
     if host and (names or undo):
         raise UsageError(
-            "--host can't be combined with IDs or --undo",
+            "--host cannot be combined with IDs or --undo",
             hint="The policy applies to the snapshots of the machine that --host names.",
         )
     if keeps_tags and (names or undo):
         raise UsageError(
-            "--keep-tag can't be combined with IDs or --undo",
+            "--keep-tag cannot be combined with IDs or --undo",
             hint="It adds to what the retention policy keeps.",
         )
     if last_whole and not names:

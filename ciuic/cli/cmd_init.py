@@ -143,7 +143,7 @@ def _refuse_other_chunking(path: str, wanted: Chunking, is_now: Chunking) -> Non
             option = name.replace("_", "-")
             text = found if isinstance(found, str) else format_bytes(found)
             raise UsageError(
-                f"the store {path} exists already, with --{option} {text}, which can't be changed",
+                f"the store {path} exists already, with --{option} {text}, which cannot be changed",
                 hint=f"Leave --{option} out, or create a new store at a different path.",
             )
 

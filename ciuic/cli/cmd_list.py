@@ -65,7 +65,7 @@ def command(
 
     KIND is base for a full snapshot and delta for an incremental one. CHAIN is the number of
     snapshots since the last full one: 0 is a full snapshot; 2+ means two or more, because the full
-    one was forgotten or can't be read. SIZE is the total size of all files. NEW is the number of
+    one was forgotten or cannot be read. SIZE is the total size of all files. NEW is the number of
     bytes that the store did not have before. STORED is the number of bytes added to the store.
     TROUBLE is the number of paths with a warning. FLUX is the number of files that a program was
     writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ in them. A narrow
@@ -179,18 +179,18 @@ _ALL: Final = _Filter(None, None, None, None, None, None)
 def _refuse_combinations(
     wanted: _Filter, *, machine_readable: bool, by_day: bool, trash: bool, as_json: bool
 ) -> None:
-    """Refuse options that can't be combined.
+    """Refuse options that cannot be combined.
 
     Raises:
-        UsageError: They can't be combined.
+        UsageError: They cannot be combined.
     """
     if machine_readable and as_json:
         raise UsageError(
-            "--machine-readable can't be combined with --json", hint="Use one of them."
+            "--machine-readable cannot be combined with --json", hint="Use one of them."
         )
     if by_day and (machine_readable or as_json or trash or wanted.path is not None):
         raise UsageError(
-            "--by-day can't be combined with --machine-readable, --json, --path or --trash",
+            "--by-day cannot be combined with --machine-readable, --json, --path or --trash",
             hint="Leave one of them out.",
         )
     if trash and (machine_readable or wanted != _ALL):

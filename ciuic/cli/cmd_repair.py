@@ -266,7 +266,7 @@ def _print_unreachable(plan: RepairPlan) -> None:
 def _print_remaining(plan: RepairPlan) -> None:
     for snapshot in shown_part(plan.remaining):
         click.echo(
-            f"{snapshot.id} stays damaged: {counted(snapshot.damaged_count, 'path')} can't be"
+            f"{snapshot.id} stays damaged: {counted(snapshot.damaged_count, 'path')} cannot be"
             f" restored, {snapshot.files_left:,} of its {format_files(snapshot.files)} can"
         )
         for bad in shown_part(snapshot.damaged):

@@ -221,7 +221,7 @@ def _print(
 
 
 def _name_damaged(report: RestoreReport, snapshots: Mapping[SnapshotId, str], why: str) -> None:
-    """Report damage, and name the snapshots that the user meant and that can't be read."""
+    """Report damage, and name the snapshots that the user meant and that cannot be read."""
     report.damaged = True
     report.notes += [
         PathWarning(os.fsencode(snapshot_id), f"{why}: {what}")
@@ -289,7 +289,7 @@ def _owner_remedy() -> str:
     if os.geteuid():
         return "only root can restore the owner"
     return (
-        "here root can't restore the owner either: it lacks CAP_CHOWN, or the file system refuses"
+        "here root cannot restore the owner either: it lacks CAP_CHOWN, or the file system refuses"
     )
 
 

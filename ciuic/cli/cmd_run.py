@@ -298,7 +298,7 @@ class _Restarts:
             return self._refuse(f"failed twice at step {step}, and {not_again}")
         left = running.end_all()
         if left:
-            return self._refuse(f"{not_again}: its process {left[0]} can't be ended")
+            return self._refuse(f"{not_again}: its process {left[0]} cannot be ended")
         if self._has_store and not recover_files(
             self._session, since_ns=self._began_ns, until_ns=self._clock.now_ns()
         ):
@@ -346,7 +346,7 @@ def _cgroup(name: str, limits: dict[str, str]) -> Cgroup | None:
     except NoCgroup as error:
         if limits:
             raise CiuicError(
-                f"the limits can't be set: {error}; the command was not started",
+                f"the limits cannot be set: {error}; the command was not started",
                 hint=f"Run it without limits, or under '{_by_systemd(limits)} ciuic run ...'.",
             ) from error
         say(f"job {name} has no cgroup of its own: {error}; a pause stops its processes one by one")

@@ -169,13 +169,13 @@ def _taken_by_daemon(
     Args:
         session: Names the store.
         store_path: The store's directory, or the URL of its bucket.
-        unreadable: Why this user can't read the store. Its daemon may still answer: the
+        unreadable: Why this user cannot read the store. Its daemon may still answer: the
             ``control_group`` may use the daemon's socket, but not the store.
         wanted: The snapshot.
         named: The schedule that the user named, if the snapshot is as that schedule says.
 
     Raises:
-        StoreError: The daemon failed, or no daemon answers and this user can't read the store.
+        StoreError: The daemon failed, or no daemon answers and this user cannot read the store.
     """
     control = _control_directory(session, store_path) if is_url(store_path) else store_path
     report = None
@@ -210,7 +210,7 @@ def _of_schedule(settings: Settings, name: str, paths: tuple[str, ...]) -> Setti
     """
     if paths:
         raise UsageError(
-            "--schedule can't be combined with PATHs", hint="A schedule has its own directories."
+            "--schedule cannot be combined with PATHs", hint="A schedule has its own directories."
         )
     found = settings.find_schedule(name)
     if found is None:
@@ -230,7 +230,7 @@ def _control_directory(session: Session, address: str) -> str | None:
 
 
 def _has_socket(control: str) -> bool:
-    """Return whether a daemon may serve a store; the client says why it can't be reached."""
+    """Return whether a daemon may serve a store; the client says why it cannot be reached."""
     try:
         os.lstat(os.path.join(control, CONTROL_SOCKET))
     except (FileNotFoundError, NotADirectoryError):

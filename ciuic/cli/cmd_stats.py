@@ -91,7 +91,7 @@ def command(
     if by is not None:
         if detail:
             raise UsageError(
-                "--by can't be combined with --detail", hint="Run 'ciuic stats' once with each."
+                "--by cannot be combined with --detail", hint="Run 'ciuic stats' once with each."
             )
         if depth is not None and by != "path":
             raise UsageError("--depth requires --by path", hint="Leave --depth out.")
@@ -114,7 +114,7 @@ def command(
     if weights is not None and weights.unknown_count:
         count = counted(weights.unknown_count, "file or chunk", "files or chunks")
         click.echo(
-            f"ciuic: {count} of {weights.snapshot_id} can't be read; 'ciuic verify' shows which",
+            f"ciuic: {count} of {weights.snapshot_id} cannot be read; 'ciuic verify' shows which",
             err=True,
         )
         sys.exit(DAMAGE)

@@ -50,10 +50,10 @@ def command(
     you gave --all.
     """
     if ids and every:
-        raise UsageError("--all can't be combined with IDs", hint="Use either --all or IDs.")
+        raise UsageError("--all cannot be combined with IDs", hint="Use either --all or IDs.")
     if hot and checksum:
         raise UsageError(
-            "--hot can't be combined with --checksum", hint="Run 'ciuic verify' once with each."
+            "--hot cannot be combined with --checksum", hint="Run 'ciuic verify' once with each."
         )
     if hot:
         # Imported here: most verifications read no reflink copies.

@@ -59,7 +59,7 @@ def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...
     watched = Watched(pid)
     if pid in ancestors():
         raise UsageError(
-            f"process {pid} is ciuic itself or above it, so ciuic can't watch it",
+            f"process {pid} is ciuic itself or above it, so ciuic cannot watch it",
             hint="Give the ID of the training program: 'pgrep -f train.py' finds it.",
         )
     rules = rules_of(session)

@@ -138,7 +138,7 @@ def command(
 def _words(session: Session, store_path: str) -> list[bytes]:
     """Return the options with which a command finds the store and its configuration.
 
-    Raises: ConfigError: The configuration can't be read, or now names another store.
+    Raises: ConfigError: The configuration cannot be read, or now names another store.
     """
     config = session.config_path
     if config is not None and session.store is None and not is_url(store_path):

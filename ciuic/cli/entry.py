@@ -138,7 +138,7 @@ def _open_standard_streams() -> None:
 
 
 def _abandon_output() -> None:
-    """Write nothing more to stdout, which has no reader or can't be written; not at exit either."""
+    """Write nothing more to stdout, also at exit: it has no reader or cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -151,7 +151,7 @@ def _from_system(error: OSError) -> CiuicError:
     if error.errno in _UNWRITABLE and not error.filename:
         # Every other write knows its file, and a full store has an error of its own.
         return CiuicError(
-            f"the output can't be written: {what}",
+            f"the output cannot be written: {what}",
             hint="Send it elsewhere. 'ciuic list' shows what a command did that changes the store.",
         )
     where = f" {os.fspath(error.filename)!r}" if error.filename else ""

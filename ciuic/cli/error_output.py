@@ -15,8 +15,8 @@ _INDENT: Final = len("ciuic: ")
 def report_error(error: CiuicError, *, as_json: bool) -> None:
     """Print what went wrong and what to do next, on stderr; with ``as_json`` on stdout as well.
 
-    A stream that can't be written is skipped. A full disk under the log must not replace this error
-    with one of its own, and the exit code still tells the caller.
+    A stream that cannot be written is skipped. A full disk under the log must not replace this
+    error with one of its own, and the exit code still tells the caller.
     """
     if as_json:
         with contextlib.suppress(OSError):

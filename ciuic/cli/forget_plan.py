@@ -48,7 +48,7 @@ def print_plan(
     for snapshot_id in plan.given_up:
         what = "would abandon" if dry_run else "abandoned"
         click.echo(
-            f"{what} {snapshot_id}, whose manifest is lost or damaged: it can't be brought back",
+            f"{what} {snapshot_id}, whose manifest is lost or damaged: it cannot be brought back",
             err=True,
         )
     if plan.given_up and not plan.forgotten:

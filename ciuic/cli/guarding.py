@@ -1,6 +1,6 @@
 """What ``ciuic run`` and ``ciuic watch`` do about a job: messages, snapshots, pins and tags.
 
-A failing store never harms the training: what can't be done is said on stderr, and tried again
+A failing store never harms the training: what cannot be done is said on stderr, and tried again
 while the job runs.
 """
 
@@ -265,7 +265,7 @@ def announce_snapshots(session: Session) -> bool:
         read_header(store_path)
         if os.access(store_path, os.R_OK | os.W_OK | os.X_OK):
             return True
-        why = f"this user can't write to {store_path}, and "
+        why = f"this user cannot write to {store_path}, and "
         why += (
             "no daemon is running"
             if status is None
@@ -274,7 +274,7 @@ def announce_snapshots(session: Session) -> bool:
     except CiuicError as error:
         why = error.message
     except OSError as error:
-        why = f"the store can't be opened: {os.strerror(error.errno or 0)}"
+        why = f"the store cannot be opened: {os.strerror(error.errno or 0)}"
     say(f"no snapshot can be taken if the job fails: {why}")
     return False
 
@@ -299,7 +299,7 @@ def run_rule_command(pid: int, text: str, name: str, found: Finding) -> int:
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )
     except OSError as error:
-        say(f"the command of rule {found.rule.name} can't be run: {error.strerror}")
+        say(f"the command of rule {found.rule.name} cannot be run: {error.strerror}")
         return 0
 
 

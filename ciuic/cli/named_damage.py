@@ -25,7 +25,7 @@ class NamedDamage:
         if path not in self._paths:
             self._paths.add(path)
             what = printable(error.message)
-            click.echo(f"ciuic: {printable(path)}: the directory can't be read: {what}", err=True)
+            click.echo(f"ciuic: {printable(path)}: the directory cannot be read: {what}", err=True)
 
     def after(self, found: Iterator[_Item]) -> Iterator[_Item]:
         """Yield what was found, then raise if a directory was named.
@@ -37,4 +37,4 @@ class NamedDamage:
         if self._paths:
             count = len(self._paths)
             what = counted(count, "directory", "directories")
-            raise CorruptionError(f"{what} can't be read")
+            raise CorruptionError(f"{what} cannot be read")

@@ -1,4 +1,4 @@
-"""Opens the store of a session, and names on stderr the snapshots in it that can't be read."""
+"""Opens the store of a session, and names on stderr the snapshots in it that cannot be read."""
 
 import contextlib
 import os
@@ -31,9 +31,9 @@ __all__ = [
 ]
 
 _ID: Final = r"cs-[0-9a-f]+"
-NEWER: Final = "is newer and can't be read"
+NEWER: Final = "is newer and cannot be read"
 """Why a damaged snapshot is named: an older one is used as ``latest``."""
-CLOSER: Final = "may be closer to that time and can't be read"
+CLOSER: Final = "may be closer to that time and cannot be read"
 """Why a damaged snapshot is named: another one is used for a time."""
 
 
@@ -103,7 +103,7 @@ def _in_bucket(
 
 
 def warn_damaged(session: Session, store: Store, *, except_for: Collection[str] = ()) -> None:
-    """Name on stderr every snapshot, except some, whose manifest or mark can't be read."""
+    """Name on stderr every snapshot, except some, whose manifest or mark cannot be read."""
     _warn(session, catalog.unreadable(store), except_for)
 
 
@@ -118,7 +118,7 @@ def _warn(session: Session, unreadable: catalog.Unreadable, except_for: Collecti
     for snapshot_id, what in sorted(unreadable.manifests.items()):
         if snapshot_id not in except_for:
             session.damaged[snapshot_id] = what
-            click.echo(f"ciuic: {snapshot_id} can't be read: {printable(what)}", err=True)
+            click.echo(f"ciuic: {snapshot_id} cannot be read: {printable(what)}", err=True)
     for snapshot_id, what in sorted(unreadable.marks.items()):
         if snapshot_id not in except_for:
             click.echo(f"ciuic: {snapshot_id} counts as pinned: {printable(what)}", err=True)
@@ -154,7 +154,7 @@ def find_snapshot(
     """Return the snapshot that ``text`` means: an ID, a prefix, ``latest``, a time or a tag.
 
     With ``holding``, ``latest`` means the newest snapshot whose roots hold these paths. Names on
-    stderr the snapshots that ``text`` may mean instead, and that can't be read.
+    stderr the snapshots that ``text`` may mean instead, and that cannot be read.
     """
     found = catalog.find_snapshot(store, text, holding=holding, tagged=True)
     for snapshot_id, what in catalog.passed_over(store, text, found).items():

@@ -154,7 +154,7 @@ def _bar(fraction: float | None) -> str:
 
 
 def _time_left(pace: Pace) -> str:
-    # In whole seconds, because a number that changes five times a second can't be read.
+    # In whole seconds, because a number that changes five times a second cannot be read.
     return "" if pace.left_s is None else f"{_whole(pace.left_s)} left"
 
 

@@ -112,7 +112,7 @@ def print_prune_report(report: PruneReport) -> None:
         err=True,
     )
     for lease in shown_part(report.revoked, err=True):
-        click.echo(f"{lease} was revoked: it can't commit any more", err=True)
+        click.echo(f"{lease} was revoked: it cannot commit any more", err=True)
     if report.waiting_for:
         _print_waiting(report)
     if report.in_trash:

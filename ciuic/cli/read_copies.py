@@ -46,7 +46,7 @@ def reading_copies(
     is_told: bool = True,
     on_first: Callable[[str], None] = lambda _address: None,
 ) -> Iterator[Callable[[], Sequence[Taken]]]:
-    """Have the store's reader take what it can't read from the copies; at the end, say so.
+    """Have the store's reader take what it cannot read from the copies; at the end, say so.
 
     Yields a function that returns what was taken from each copy so far.
 

@@ -93,7 +93,7 @@ class _Array:
 def print_json_array(elements: Iterable[Document]) -> int:
     """Print an array while its elements are computed; memory does not grow with it.
 
-    If an element can't be computed, the array stays open, and ``print_json_last`` ends it.
+    If an element cannot be computed, the array stays open, and ``print_json_last`` ends it.
 
     Returns:
         The number of elements.

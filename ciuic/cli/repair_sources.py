@@ -85,7 +85,7 @@ def _opened(source: Source, store: Store) -> Iterator[Store]:
 
     Raises:
         UsageError: It is the damaged store itself.
-        StoreError: It can't be read.
+        StoreError: It cannot be read.
     """
     with _reachable(source) as other:
         if other.name == store.name:
@@ -99,7 +99,7 @@ def header_entrance(session: Session, sources: Sequence[Source], *, apply: bool)
     """Write the header of a store in a bucket again, if it is gone: see ``repair_header``.
 
     Raises:
-        StoreError: Nothing has it, or a store can't be read.
+        StoreError: Nothing has it, or a store cannot be read.
     """
     # Imported here because most stores are directories.
     from ciuic.maintain.repair.header import repair_header
@@ -119,7 +119,7 @@ def refuse_absent(sources: Sequence[Source], store: Store) -> None:
 
     Raises:
         UsageError: It is the damaged store itself.
-        StoreError: It can't be read.
+        StoreError: It cannot be read.
     """
     for source in sources:
         if source.is_named:
@@ -137,7 +137,7 @@ def repair_from(
     cancelled: Callable[[], bool],
     shown: Reporter,
 ) -> tuple[RepairPlan, list[CopyRepair]]:
-    """Take what a repair can't find in the store from others, or show which have it.
+    """Take what a repair cannot find in the store from others, or show which have it.
 
     Returns:
         The plan without what they repaired, and what each store gave.

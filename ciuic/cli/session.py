@@ -22,7 +22,7 @@ class Session:
     Attributes:
         config: ``--config``, before or after the command; None: not given.
         store: ``--store``, before or after the command; None: not given.
-        damaged: Snapshots that can't be read and that the command left out, by ID, each with the
+        damaged: Snapshots that cannot be read and that the command left out, by ID, each with the
             reason. The command has named them, and its exit code reports them.
     """
 

@@ -65,7 +65,7 @@ def show_shares(
         _print(by, groups, _TOP_DEFAULT if top is None else top)
     if shares.unread_count:
         count = counted(shares.unread_count, "file or directory", "files or directories")
-        click.echo(f"ciuic: {count} can't be read: see 'ciuic verify'", err=True)
+        click.echo(f"ciuic: {count} cannot be read: see 'ciuic verify'", err=True)
         sys.exit(DAMAGE)
 
 

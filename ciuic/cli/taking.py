@@ -49,7 +49,7 @@ def take_here(
     session: Session, settings: Settings, request: TakeRequest, *, wait_s: float
 ) -> Document:
     """Take a snapshot in this process, and return its report."""
-    # If the priority can't be lowered, the snapshot is taken anyway; doctor and the daemon's log
+    # If the priority cannot be lowered, the snapshot is taken anyway; doctor and the daemon's log
     # say so. After a failure, no training runs that must be spared, and the job waits for the
     # snapshot.
     if EMERGENCY_TAG not in request.tags:

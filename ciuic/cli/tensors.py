@@ -95,14 +95,14 @@ def _print_change(change: Change, sizes: str, tensors: FileTensors | None) -> No
         return
     _print_heading(change, sizes, tensors.compared_with)
     if tensors.what:
-        click.echo(f"  its tensors can't be read: {printable(tensors.what)}")
+        click.echo(f"  its tensors cannot be read: {printable(tensors.what)}")
         return
     if tensors.changes:
         print_table(_COLUMNS, [_row(tensor_change) for tensor_change in tensors.changes])
     for tensor_change in tensors.changes:
         if tensor_change.what:
             click.echo(
-                f"  {printable(tensor_change.name)} can't be read: {printable(tensor_change.what)}"
+                f"  {printable(tensor_change.name)} cannot be read: {printable(tensor_change.what)}"
             )
     click.echo(f"  {_summary(tensors)}")
 

@@ -45,7 +45,7 @@ def list_trash(session: Session, *, as_json: bool) -> None:
     elif not damaged:
         click.echo("the trash is empty", err=True)
     for snapshot_id, error in damaged.items():
-        click.echo(f"ciuic: {snapshot_id} can't be read: {printable(error.message)}", err=True)
+        click.echo(f"ciuic: {snapshot_id} cannot be read: {printable(error.message)}", err=True)
     if damaged:
         click.echo("       'ciuic repair --apply' repairs it or sets it aside.", err=True)
         sys.exit(DAMAGE)

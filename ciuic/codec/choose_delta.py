@@ -53,7 +53,7 @@ class DeltaBase(Protocol):
         ...
 
     def read(self) -> bytes | memoryview | None:
-        """Return the version, or None if it can't be read. Called only if it can be of use."""
+        """Return the version, or None if it cannot be read. Called only if it can be of use."""
         ...
 
 

@@ -48,7 +48,7 @@ def read_lines(path: str) -> Lines:
     """Read the file.
 
     Raises:
-        ConfigError: The file can't be read, or a line is neither ``key = value`` with a known key
+        ConfigError: The file cannot be read, or a line is neither ``key = value`` with a known key
             nor the heading of a known section.
     """
     found: dict[str, Value] = {}

@@ -40,7 +40,7 @@ def read_store_path(path: str) -> str:
     """Read the store's directory from the file, without checking other values.
 
     Raises:
-        ConfigError: The file can't be read, has a line that is not ``key = value``, has a key that
+        ConfigError: The file cannot be read, has a line that is not ``key = value``, has a key that
             is unknown or set twice, or names no usable directory for the store.
     """
     return cast("str", _value("snapshot_dir", read_values(path)["snapshot_dir"], path))
@@ -171,7 +171,7 @@ def _schedules(top: Settings, lines: Lines, path: str) -> list[Settings]:
             continue
         heading = f"[schedule {section.name}]"
         if section.name in _RESERVED:
-            what = f"{heading}: '{section.name}' can't be the name of a schedule"
+            what = f"{heading}: '{section.name}' cannot be the name of a schedule"
             hint = "The keys at the top are the schedule 'default'; 'none' means no schedule."
             raise wrong_line(path, section.line, what, hint=hint)
         if not is_named and "snapshot_paths" not in section.values:
@@ -215,7 +215,7 @@ def _copies(
 
 
 def _unfit(address: str, store: str) -> str | None:
-    """Return why a store can't be a copy of another one."""
+    """Return why a store cannot be a copy of another one."""
     if address == store:
         return f"the copy {address} is the store itself"
     if f"{address}/".startswith(f"{store}/"):

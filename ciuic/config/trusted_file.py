@@ -21,7 +21,7 @@ def read_trusted_text(path: str) -> str:
     """Return the file's text; bytes that are not UTF-8 become surrogates.
 
     Raises:
-        ConfigError: The file can't be read, is too large, or another user can change it.
+        ConfigError: The file cannot be read, is too large, or another user can change it.
     """
     try:
         # Without O_NONBLOCK a named pipe given by mistake would hang the command for good.

@@ -232,7 +232,7 @@ def _decode_reply(line: bytes, store_path: str) -> Document:
 
 def _stopped(store_path: str, process_id: int) -> UnresponsiveError:
     return UnresponsiveError(
-        f"the daemon of {store_path} is stopped, process {process_id}, and can't answer",
+        f"the daemon of {store_path} is stopped, process {process_id}, and cannot answer",
         hint=f"Resume it with 'kill -CONT {process_id}', or run 'systemctl restart ciuicd'.",
     )
 

@@ -33,7 +33,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         base: Take a full snapshot.
         tags: The tags of the snapshot.
-        roots: The directories, instead of the configured ones. JSON can't carry every path, so
+        roots: The directories, instead of the configured ones. JSON cannot carry every path, so
             each character of a string here is one byte.
         exclude: Patterns for ``roots``, encoded in the same way.
         exclude_larger_than: Bytes; 0: no limit. This rule and the next two are for ``roots`` too.

@@ -19,7 +19,7 @@ class _Held(NamedTuple):
 
     Attributes:
         listed: Those that can be read.
-        damaged: Those that can't be read, and why.
+        damaged: Those that cannot be read, and why.
         trashed: Those in its trash.
         used: Every ID in its trash, and every ID that is gone for good.
     """
@@ -50,7 +50,7 @@ def choose_snapshots(
 
     Raises:
         CorruptionError: A record of the copy's retired IDs is damaged: any snapshot may be in it.
-        StoreError: One of the stores can't be read.
+        StoreError: One of the stores cannot be read.
     """
     snapshots = list(reversed(newest_first(list_snapshots(source))))
     held = _held(copy)
@@ -67,7 +67,7 @@ def choose_snapshots(
         elif there is not None:
             chosen.append(snapshot)
         elif snapshot.id in held.damaged:
-            what = f"its manifest in the copy can't be read: {held.damaged[snapshot.id]}"
+            what = f"its manifest in the copy cannot be read: {held.damaged[snapshot.id]}"
             report.refuse({snapshot.id: what}, is_damage=True)
         elif snapshot.id not in held.used:
             chosen.append(snapshot)
@@ -89,7 +89,7 @@ def announce_copies(
 
     Raises:
         CorruptionError: A record of the copy's retired IDs is damaged: any snapshot may be in it.
-        StoreError: The copy can't be read, or its bucket can't be written to.
+        StoreError: The copy cannot be read, or its bucket cannot be written to.
     """
     gone = copy.announce([snapshot.id for snapshot in chosen])
     if named:

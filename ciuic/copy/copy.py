@@ -7,7 +7,7 @@ seal     after every 64 MiB: everything that was sent is durable
 commit   write the manifest, byte for byte: this is the commit
 
 A copy that is stopped, killed or out of space can be run again: it does not send again what is in
-the copy, with or without a manifest. A snapshot whose chunks can't be read is refused and named,
+the copy, with or without a manifest. A snapshot whose chunks cannot be read is refused and named,
 and the others are copied.
 """
 
@@ -235,7 +235,7 @@ class _Watch:
 
 
 class _Run:
-    """Sends snapshots, and refuses those that can't be read."""
+    """Sends snapshots, and refuses those that cannot be read."""
 
     def __init__(
         self, source: Store, report: CopyReport, sender: Sender, trees: TreeSender

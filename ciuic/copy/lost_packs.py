@@ -13,7 +13,7 @@ __all__ = ["lacks_packs", "note_damaged_there"]
 def lacks_packs(copy: Store) -> bool:
     """Return whether packs of the copy may be gone, so that any snapshot of it may lack chunks.
 
-    A chunk index that was just built from the packs can't know of others.
+    A chunk index that was just built from the packs cannot know of others.
     """
     if copy.index_keeper.is_rebuilt or copy.index.has_gone():
         return True

@@ -50,7 +50,7 @@ class Taken(NamedTuple):
         chunks: Chunks that were read from it.
         has_more: There were more of them than were counted.
         problem: Why it did not give every chunk that it was asked for; empty: it did.
-        is_away: It can't be read now, whatever it is asked for.
+        is_away: It cannot be read now, whatever it is asked for.
     """
 
     address: str
@@ -70,7 +70,7 @@ def reading_through(
     sources: Callable[[], Iterable[CopySource]],
     on_first: Callable[[str], None] = lambda _address: None,
 ) -> "Iterator[ReadThrough]":
-    """Have a store's reader take what it can't read from copies, during a ``with`` block.
+    """Have a store's reader take what it cannot read from copies, during a ``with`` block.
 
     The arguments are those of ``ReadThrough``.
     """
@@ -146,7 +146,7 @@ class _Copy:
         self.is_asked = False
 
     def chunk(self, chunk_id: ChunkId, kind: int) -> bytes | memoryview | None:
-        """Return the plain bytes of a chunk; None if the copy can't give it."""
+        """Return the plain bytes of a chunk; None if the copy cannot give it."""
         store = self._opened()
         if store is None:
             return None

@@ -141,7 +141,7 @@ def write_record(store_path: str, record: CopyRecord) -> StoreError | None:
             path, encode_copy_record(record), temporary_directory=directory, mode=0o600
         )
     except OSError as error:
-        return StoreError(f"{path} can't be written: {os.strerror(error.errno or 0)}")
+        return StoreError(f"{path} cannot be written: {os.strerror(error.errno or 0)}")
     return None
 
 

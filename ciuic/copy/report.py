@@ -73,7 +73,7 @@ class CopyReport:
     total_s: float = 0.0
 
     def refuse(self, found: Mapping[SnapshotId, str], *, is_damage: bool) -> None:
-        """Add snapshots that can't be copied."""
+        """Add snapshots that cannot be copied."""
         self.refused.update(found)
         self.is_damaged |= is_damage and bool(found)
 

@@ -36,7 +36,7 @@ def choose(
         files_max: How many files at most.
         size_max_bytes: The sum of their sizes is at most this.
         seed: The same seed chooses the same files of the same snapshot.
-        on_damage: Receives each damaged directory, whose files can't be chosen.
+        on_damage: Receives each damaged directory, whose files cannot be chosen.
     """
     chance = random.Random(seed)  # noqa: S311 - a sample, not a secret
     newest: Located | None = None

@@ -21,7 +21,7 @@ def difference(store: Store, entry: Entry, place: bytes) -> str:
     pages first; a disk that returns other bytes than it was given is noticed.
 
     Raises:
-        OSError: The restored file can't be read.
+        OSError: The restored file cannot be read.
         CorruptionError: The store can no longer return the content.
     """
     fd = nofollow.open_file(os.fsdecode(place), os.O_RDONLY)

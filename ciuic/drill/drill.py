@@ -82,8 +82,8 @@ def drill(
 
     Raises:
         UsageError: ``size_max_bytes`` is less than the size of every file.
-        TargetError: The scratch directory can't be used, or has too little space for any file.
-        StoreError: The store can't be used.
+        TargetError: The scratch directory cannot be used, or has too little space for any file.
+        StoreError: The store cannot be used.
         CancelledError: ``cancelled`` turned true.
     """
     summary = manifest.summary
@@ -123,7 +123,7 @@ def record_drill(
 ) -> None:
     """Record the result in the chunk index, for ``ciuic doctor``.
 
-    If the store can't be written to, or another process is changing it, no error is raised: the
+    If the store cannot be written to, or another process is changing it, no error is raised: the
     report says why there is no record.
 
     Args:
@@ -180,7 +180,7 @@ class _Drill:
 
     def note_directory(self, path: bytes, error: CorruptionError) -> None:
         """Add a damaged directory to the report, unless it is there."""
-        self._add_damaged(PathWarning(path, f"the directory can't be read: {error.message}"))
+        self._add_damaged(PathWarning(path, f"the directory cannot be read: {error.message}"))
 
     def _add_damaged(self, found: PathWarning) -> None:
         if found.path not in self._damaged_paths:
@@ -245,7 +245,7 @@ class _Drill:
             self._add_damaged(PathWarning(path, error.message))
         except OSError as error:
             what = os.strerror(error.errno or 0).lower()
-            report.unrestored.append(PathWarning(path, f"it can't be read again: {what}"))
+            report.unrestored.append(PathWarning(path, f"it cannot be read again: {what}"))
         else:
             if what:
                 report.different.append(PathWarning(path, what))
@@ -266,7 +266,7 @@ def _available_bytes(directory: str) -> int:
 
 def _unusable(directory: str, why: str) -> TargetError:
     return TargetError(
-        f"the scratch directory {path_text(os.fsencode(directory))} can't be used: {why}",
+        f"the scratch directory {path_text(os.fsencode(directory))} cannot be used: {why}",
         hint="Name another one with --scratch DIR.",
     )
 

@@ -30,7 +30,7 @@ def load_checkpoint(path: bytes, place: bytes, *, limit_s: float = LIMIT_S) -> L
         limit_s: How long the package may take.
 
     Raises:
-        OSError: The restored file can't be read.
+        OSError: The restored file cannot be read.
     """
     with open(nofollow.open_file(os.fsdecode(place), os.O_RDONLY), "rb") as file:
         kind = kind_of(file.read(KIND_BYTES))

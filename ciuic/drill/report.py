@@ -55,7 +55,7 @@ class DrillReport:
         restored_bytes: The bytes of the restored files.
         restore_s: How long the restore took, without comparing and loading.
         total_s: How long the drill took.
-        damaged: Paths that the store can't return.
+        damaged: Paths that the store cannot return.
         different: Paths that were restored and differ from the snapshot.
         unrestored: Paths that the scratch directory could not take.
         loaded: The checkpoints among the restored files.

@@ -2,7 +2,7 @@
 
 A training that dies while it writes a checkpoint leaves a file that is cut short, or whose parts do
 not belong together. The headers of each format say how long the file must be; archives have a
-checksum for each member. Formats without checksums (safetensors, npy, GGUF) can't show that bytes
+checksum for each member. Formats without checksums (safetensors, npy, GGUF) cannot show that bytes
 in the middle are wrong.
 
 A file of an unknown format has no fault: nothing is known about it.

@@ -39,7 +39,7 @@ class MarkSurvey(NamedTuple):
         damaged: Those that are damaged or gone.
         uncopied: Sound ones without a sound copy.
         unread: Those of a later version, and why.
-        unreachable: Those that the file system can't return, and why.
+        unreachable: Those that the file system cannot return, and why.
     """
 
     damaged: list[BadMark]

@@ -43,7 +43,7 @@ class ForgetPlan:
     Attributes:
         kept: Snapshots that stay, newest first, and why.
         forgotten: Snapshots to forget, newest first, and why.
-        given_up: Snapshots that were named, and whose manifests are lost or damaged. They can't be
+        given_up: Snapshots that were named, and whose manifests are lost or damaged. They cannot be
             brought back from the trash, so they are removed for good.
         others: Snapshots that the policy was not asked about: of other machines, or of the library.
     """
@@ -98,7 +98,7 @@ def plan_forget(
         keep_tags: Snapshots with one of these tags are kept as well.
 
     Raises:
-        StoreError: The store can't be read.
+        StoreError: The store cannot be read.
     """
     listed = list_snapshots(store)
     owners = _owners_of(listed, host)
@@ -260,7 +260,7 @@ def bring_back(store: Store, name: str) -> SnapshotSummary:
 
 
 def _without_manifest(store: Store, snapshot_ids: Sequence[SnapshotId]) -> tuple[SnapshotId, ...]:
-    """Return those whose manifest and its copy can't be read, if a check of the disk won't help."""
+    """Return those whose manifest and copy cannot be read, if a check of the disk won't help."""
     lost, files = frozenset(lost_snapshots(store)), store.manifests.files()
 
     def has_none(snapshot_id: SnapshotId) -> bool:

@@ -82,7 +82,7 @@ def set_note(store: Store, name: str, note: str) -> SnapshotSummary:
     """
     if len(note) > NOTE_MAX or not note.isprintable():
         raise UsageError(
-            "that can't be a note", hint=f"A note has at most {NOTE_MAX:,} printable characters."
+            "that cannot be a note", hint=f"A note has at most {NOTE_MAX:,} printable characters."
         )
     return _change(store, name, lambda old: Mark(old.tags, old.pinned, note=note))
 

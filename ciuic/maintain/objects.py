@@ -38,7 +38,7 @@ def inspect_object(
 
     Raises:
         CancelledError: ``cancelled`` returned true.
-        StoreError: The bucket can't be read. Damage is not raised.
+        StoreError: The bucket cannot be read. Damage is not raised.
     """
 
     def read() -> PackCheck:
@@ -57,7 +57,7 @@ def pack_object(bucket: StoreInBucket, pack_id: PackId) -> bytes:
 
     Raises:
         MissingError: It is gone.
-        StoreError: The bucket can't be read.
+        StoreError: The bucket cannot be read.
     """
     return bucket.place.get(f"{layout.PACKS}/{layout.pack_name(pack_id)}", _PACK_BYTES_MAX)
 

@@ -29,7 +29,7 @@ _HOLES_MAX: Final = 10_000
 NOT_READ: Final = "it could not be read when the snapshot was taken"
 
 Told = Callable[[Owned, str], None]
-"""Called with a path that can't be read, and why."""
+"""Called with a path that cannot be read, and why."""
 
 
 class Files:
@@ -39,7 +39,7 @@ class Files:
         top: The first directory.
         reader: Reads chunks and nodes.
         generation: Returns a number; after it has changed, earlier nodes may be wrong.
-        told: Called with each path that can't be read.
+        told: Called with each path that cannot be read.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Files:
         """Return the metadata of a path.
 
         Raises:
-            OSError: ENOENT: there is no such path; EIO: it can't be read.
+            OSError: ENOENT: there is no such path; EIO: it cannot be read.
         """
         return self._attributes(self._node(path))
 

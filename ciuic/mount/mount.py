@@ -68,13 +68,13 @@ def require_fuse() -> None:
         ) from error
     except (OSError, AttributeError) as error:
         raise CiuicError(
-            f"mounting needs libfuse 3, which can't be loaded: {error}",
+            f"mounting needs libfuse 3, which cannot be loaded: {error}",
             hint="Install the package fuse3: 'apt install fuse3'.",
         ) from error
 
 
 def check_point(point: str, store_path: str) -> None:
-    """Refuse a mount point that can't be used.
+    """Refuse a mount point that cannot be used.
 
     Raises:
         TargetError: It is not a directory, is in use, or would hide the store.
@@ -90,7 +90,7 @@ def check_point(point: str, store_path: str) -> None:
     except OSError as error:
         # ENOTCONN: the process of an earlier mount was killed.
         raise TargetError(
-            f"{point} can't be read: {error.strerror}",
+            f"{point} cannot be read: {error.strerror}",
             hint=f"If it is an old mount, run '{_HELPER} -u {point}' first.",
         ) from error
     real, store = os.path.realpath(point), os.path.realpath(store_path)
@@ -129,7 +129,7 @@ def mount_snapshots(
         request: What, and where.
         clock: The machine's clock.
         ready: Called when the snapshots are mounted.
-        told: Called once with each path that can't be read, and why.
+        told: Called once with each path that cannot be read, and why.
 
     Returns:
         False if the kernel or libfuse refused; libfuse has said why on stderr.
@@ -169,7 +169,7 @@ class _Once:
             return
         self._known.add(owned)
         if len(self._known) > _TOLD_MAX:
-            owned, what = Owned(SnapshotId(""), b""), "more paths can't be read, and are not named"
+            owned, what = Owned(SnapshotId(""), b""), "more paths cannot be read, and are not named"
         self._told(owned, what)
 
 

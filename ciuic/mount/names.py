@@ -39,7 +39,7 @@ Told = Callable[[SnapshotId, str], None]
 
 
 def tag_name(tag: str) -> bytes:
-    """Return a tag as the name of a directory; a character that a name can't have as ``%2F``."""
+    """Return a tag as the name of a directory; a character that a name cannot have as ``%2F``."""
     dots = tag in {".", ".."}
     return "".join(
         [f"%{ord(char):02X}" if char in "/%\0" or (dots and char == ".") else char for char in tag]
@@ -66,7 +66,7 @@ class Top(Directory):
     Args:
         store: The open store.
         clock: Tells when a list of snapshots is too fresh to be trusted.
-        told: Called with each snapshot that can't be read, and why.
+        told: Called with each snapshot that cannot be read, and why.
     """
 
     def __init__(self, store: Store, trees: Trees, clock: Clock, told: Told) -> None:

@@ -145,7 +145,7 @@ class OpenFile:
 
 
 def hole_bytes(reader: StoreReader, entry: Entry) -> int:
-    """Return how many bytes of a file are holes; 0 if its pieces can't be read.
+    """Return how many bytes of a file are holes; 0 if its pieces cannot be read.
 
     Only the first million pieces are counted: those of a terabyte.
     """

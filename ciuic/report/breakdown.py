@@ -57,7 +57,7 @@ def break_down(
 
     Raises:
         CorruptionError: A tree is damaged.
-        StoreError: A pack or the chunk index can't be read.
+        StoreError: A pack or the chunk index cannot be read.
     """
     found = Breakdown(snapshot_id)
     _add_packs(store, found)

@@ -80,7 +80,7 @@ def find_shares(
         progress: Receives the files and bytes that are done, and the next path.
 
     Raises:
-        StoreError: The chunk index can't be read.
+        StoreError: The chunk index cannot be read.
     """
     owners = ChunkOwners(store)
     counter = _Counter(store, owners, by=by, depth=depth, now_ns=now_ns, progress=progress)

@@ -52,12 +52,12 @@ class TensorChange(NamedTuple):
     """The change of one tensor.
 
     Attributes:
-        sign: ``+`` added, ``-`` removed, ``M`` changed, ``?`` it can't be read.
+        sign: ``+`` added, ``-`` removed, ``M`` changed, ``?`` it cannot be read.
         name: Name of the tensor.
         before: The old tensor; None if it was added.
         after: The new tensor; None if it was removed.
         distance: Distance of the two; None unless both have the same type and length.
-        what: Why it can't be read.
+        what: Why it cannot be read.
     """
 
     sign: str
@@ -75,7 +75,7 @@ class FileTensors(NamedTuple):
         compared_with: The path in the first snapshot.
         same: Number of unchanged tensors.
         changes: The other tensors in the order of the file; removed ones come last.
-        what: Why they can't be compared; empty if they can.
+        what: Why they cannot be compared; empty if they can.
     """
 
     compared_with: bytes

@@ -77,7 +77,7 @@ class Archive:
 
         Raises:
             CorruptionError: A large file was lost after its header was written.
-            StoreError: The store can't be used.
+            StoreError: The store cannot be used.
         """
         gathered = bytearray()
         length = 0
@@ -127,7 +127,7 @@ class Archive:
             try:
                 entry = level.cursor.next()
             except (CorruptionError, UnknownFormatError) as error:
-                what = f"the directory can't be read: {error.message}"
+                what = f"the directory cannot be read: {error.message}"
                 # Too many paths are not damage of the one directory that holds the last of them.
                 bad = self._top if self._budget.is_spent else level.member.located
                 self.damaged.append(PathWarning(bad.path, what))

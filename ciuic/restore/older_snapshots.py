@@ -69,11 +69,11 @@ class Fallback:
             self._wanted = self._restore_from(summary, self._wanted, whole_only=False)
 
     def _name_unreadable(self) -> None:
-        """Note the older snapshots whose manifests are damaged: they can't be searched."""
+        """Note the older snapshots whose manifests are damaged: they cannot be searched."""
         report = self._run.report
         for name, what in damaged_before(self._run.store, self._run.manifest.summary).items():
             report.damaged = True
-            note = f"can't be read, so it was not searched for older versions: {what}"
+            note = f"cannot be read, so it was not searched for older versions: {what}"
             report.notes.append(PathWarning(os.fsencode(name), note))
 
     def _older(self) -> Iterator[SnapshotSummary]:

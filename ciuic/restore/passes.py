@@ -90,7 +90,7 @@ class Run(NamedTuple):
         None in a dry run if it does not exist.
 
         Raises:
-            TargetError: It can't be opened or created.
+            TargetError: It cannot be opened or created.
         """
         path = target.parent
         with target_errors(target):
@@ -105,7 +105,7 @@ def _copies_of(store: Store, manifest: Manifest) -> OpensCopies | None:
     """Return the reflink copies of a snapshot; None if it has made none."""
     if all(root.capture in {IN_PLACE, MEMORY} for root in manifest.roots):
         return None
-    # Imported here because most file systems can't make copies, and a small restore is short.
+    # Imported here because most file systems cannot make copies, and a small restore is short.
     from ciuic.view.reflinks import ReflinkCopies
 
     return ReflinkCopies(store, manifest)

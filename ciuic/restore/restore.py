@@ -58,7 +58,7 @@ def restore(
         TargetError: A target exists and may not be overwritten, and nothing was changed; or the
             target's file system failed, and what was restored by then stays.
         CorruptionError: A directory above a path is damaged; nothing was changed.
-        StoreError: The store can't be used; what was restored by then stays.
+        StoreError: The store cannot be used; what was restored by then stays.
         CancelledError: ``cancelled`` turned true; each file is old or new, none is torn.
     """
     collect_rarely()

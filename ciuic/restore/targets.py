@@ -84,7 +84,7 @@ def resolve(store: Store, manifest: Manifest, request: RestoreRequest) -> list[T
     Raises:
         UsageError: The request contradicts itself.
         PathNotFoundError: The snapshot does not have a path.
-        TargetError: A path can't go to its place.
+        TargetError: A path cannot go to its place.
         CorruptionError: A directory above a path is damaged.
     """
     if not request.paths:
@@ -140,7 +140,7 @@ def _target_of(manifest: Manifest, located: Located, request: RestoreRequest) ->
             )
         parent, name = os.path.split(os.path.abspath(request.place))
         if not name:
-            raise UsageError("--as can't replace /", hint="Name a path in a directory.")
+            raise UsageError("--as cannot replace /", hint="Name a path in a directory.")
     elif destination is None and path in manifest.summary.roots:
         parent, name = os.path.split(os.path.realpath(path))
     elif destination is None:

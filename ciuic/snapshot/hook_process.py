@@ -58,7 +58,7 @@ def run_hook(
         try:
             pid = _spawn(command, environ | {_MARK: token}, writing)
         except OSError as error:
-            return f"can't be run: {os.strerror(error.errno or 0)}"
+            return f"cannot be run: {os.strerror(error.errno or 0)}"
         finally:
             os.close(writing)
         os.set_blocking(reading, False)

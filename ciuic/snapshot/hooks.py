@@ -1,7 +1,7 @@
 """Hooks: commands of the configuration that run before and after each snapshot.
 
     before   after the store has been opened for writing, so that it never runs for a snapshot that
-             can't begin. If it fails, the snapshot is taken and records a warning
+             cannot begin. If it fails, the snapshot is taken and records a warning
     after    whenever it was the turn of ``before``, even if the snapshot failed, so that it can
              restart what ``before`` stopped. If it fails, the report has a warning
 

@@ -170,7 +170,7 @@ def _tree_of(files: Sequence[_File]) -> _Tree:
         *above, name = file.path.split(b"/")
         if b"\0" in file.path or not _NO_NAMES.isdisjoint([*above, name]):
             raise UsageError(
-                f"{file.path!r} can't be the path of a file in a snapshot",
+                f"{file.path!r} cannot be the path of a file in a snapshot",
                 hint="Use a relative path without '.', '..', empty names and NUL bytes.",
             )
         directory = top
@@ -178,7 +178,7 @@ def _tree_of(files: Sequence[_File]) -> _Tree:
             inner = directory.setdefault(step, {})
             if not isinstance(inner, dict):
                 raise UsageError(
-                    f"{inner.path!r} is a file, so {file.path!r} can't be in it",
+                    f"{inner.path!r} is a file, so {file.path!r} cannot be in it",
                     hint="Give the file a different path.",
                 )
             directory = inner

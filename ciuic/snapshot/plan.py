@@ -100,7 +100,7 @@ def plan_snapshot(store: Store, request: TakeRequest, clock: Clock) -> SnapshotP
 
     Raises:
         UsageError: There is no root, a root is not absolute, or a pattern is invalid.
-        StoreError: The store can't be read.
+        StoreError: The store cannot be read.
     """
     roots = _checked_roots(request.roots, store.path)
     check_tags(request.tags)
@@ -183,7 +183,7 @@ def _checked_roots(paths: tuple[bytes, ...], store_path: str) -> tuple[bytes, ..
         if (os.path.realpath(path) + b"/").startswith(own):
             raise UsageError(
                 f"the root {os.fsdecode(path)!r} is in the store {store_path}",
-                hint="A store can't hold itself. Name directories outside the store.",
+                hint="A store cannot hold itself. Name directories outside the store.",
             )
     kept: list[bytes] = []
     for path in sorted({b"/" + os.path.normpath(path).lstrip(b"/") for path in paths}):

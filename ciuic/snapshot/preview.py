@@ -127,7 +127,7 @@ def preview_snapshot(
 
     Raises:
         UsageError: As ``take_snapshot``.
-        StoreError: The store can't be read.
+        StoreError: The store cannot be read.
         CancelledError: ``cancelled`` returned true.
     """
     began_s = clock.monotonic_s()
@@ -241,7 +241,7 @@ class _Counter:
         return entry
 
     def _old_entries(self, old: Entry) -> Iterator[Entry]:
-        # If the old tree is damaged, the preview can't tell which files are gone.
+        # If the old tree is damaged, the preview cannot tell which files are gone.
         with contextlib.suppress(CorruptionError):
             yield from iter_tree(self._store.reader.node, ChunkId(old.content), old.level)
 

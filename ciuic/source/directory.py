@@ -51,7 +51,7 @@ class DirectoryHandle:
         """Open a subdirectory.
 
         Raises:
-            OSError: It can't be opened; ELOOP or ENOTDIR if it is no longer a directory.
+            OSError: It cannot be opened; ELOOP or ENOTDIR if it is no longer a directory.
         """
         return DirectoryHandle(os.open(name, _OPEN_DIRECTORY, dir_fd=self.fd), self.join(name))
 
@@ -74,7 +74,7 @@ def open_root(path: bytes) -> DirectoryHandle:
     """Open a configured root; if the root is a symlink, it is followed, as the user configured it.
 
     Raises:
-        SourceError: The root is missing or can't be read.
+        SourceError: The root is missing or cannot be read.
     """
     try:
         return DirectoryHandle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
@@ -163,7 +163,7 @@ def open_directory_beneath(top: int, path: bytes) -> int:
     """Open a directory below another without following a symlink; the caller closes it.
 
     Raises:
-        OSError: The directory can't be opened, or a part of the path is not a directory.
+        OSError: The directory cannot be opened, or a part of the path is not a directory.
     """
     fd = os.dup(top)
     for name in path.split(b"/") if path else []:

@@ -26,7 +26,7 @@ def source_faults() -> Iterator[None]:
 def source_error(error: OSError) -> SourceError | ResourceError:
     """Return the error to raise for an OSError from the source."""
     if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
-        return ResourceError(f"the snapshot can't continue: {os.strerror(error.errno)}")
+        return ResourceError(f"the snapshot cannot continue: {os.strerror(error.errno)}")
     if error.errno == errno.ENOENT:
         return VanishedError("vanished while the snapshot was taken")
     if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:

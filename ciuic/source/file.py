@@ -40,7 +40,7 @@ _OPEN_OWNED: Final = _OPEN | os.O_NOATIME
 
 BlockEnd = Callable[[int, int], int]
 """Returns where the block ends that begins at an offset and has about a given length. The chunker
-supplies it, as a chunk can't continue in the next block."""
+supplies it, as a chunk cannot continue in the next block."""
 
 
 def _next_multiple(offset_bytes: int, block_bytes: int) -> int:
@@ -76,7 +76,7 @@ class OpenFile:
         ended_early: The file turned out shorter than ``before`` says.
 
     Raises:
-        SourceError: The file can't be opened, or is no longer a regular file.
+        SourceError: The file cannot be opened, or is no longer a regular file.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ def unmounted_point(path: str, environ: Mapping[str, str]) -> str:
     The mount point ``/`` does not count.
 
     Returns:
-        Empty if every mount point above the path is mounted, or /etc/fstab can't be read.
+        Empty if every mount point above the path is mounted, or /etc/fstab cannot be read.
     """
     # libmount, and so mount(8), reads another table if this variable is set.
     table = environ.get("LIBMOUNT_FSTAB", FSTAB)

@@ -158,7 +158,7 @@ class CacheKeeper:
 def _absent(fd: int, offset_bytes: int, length_bytes: int) -> list[ByteRange]:
     """Return the parts of a range that are not cached, mostly with one system call.
 
-    The range begins with a page. If the kernel can't tell what is cached, none is returned.
+    The range begins with a page. If the kernel cannot tell what is cached, none is returned.
     """
     if length_bytes == 0:
         return []

@@ -1,7 +1,7 @@
 """Read small files whole, together with their metadata.
 
-``read_small`` reads one file, and knows what to do with one that a program is writing or that can't
-be read. ``read_together`` has the compiled core read many, and leaves such files to it.
+``read_small`` reads one file, and knows what to do with one that a program is writing or that
+cannot be read. ``read_together`` has the compiled core read many, and leaves such files to it.
 """
 
 import errno
@@ -25,7 +25,7 @@ __all__ = ["Small", "Still", "Wanted", "read_small", "read_together"]
 _PAGE: Final = mmap.PAGESIZE
 _BUFFER_PAGES: Final = SMALL_BYTES_MAX // _PAGE
 _too_old: Final[set[int]] = set()
-"""Has ENOSYS if this kernel can't tell which pages of a file are cached (before Linux 6.5)."""
+"""Has ENOSYS if this kernel cannot tell which pages of a file are cached (before Linux 6.5)."""
 
 
 class Small(NamedTuple):
@@ -78,8 +78,8 @@ def read_together(wanted: Sequence[Wanted]) -> list[Still | None]:
         wanted: The files, each shorter than ``SMALL_BYTES_MAX``.
 
     Returns:
-        The files in the same order; None for each that is left to ``read_small``: it can't be read,
-        has grown, is being written, or the core does not run.
+        The files in the same order; None for each that is left to ``read_small``: it cannot be
+        read, has grown, is being written, or the core does not run.
     """
     compiled = core()
     if compiled is None or _too_old:
@@ -140,7 +140,7 @@ def read_small(
         None if the name now leads to a file that is not small.
 
     Raises:
-        SourceError: The file can't be read, or is no longer a regular file.
+        SourceError: The file cannot be read, or is no longer a regular file.
     """
     try:
         for attempt in range(1, ATTEMPTS + 1):

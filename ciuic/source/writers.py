@@ -45,7 +45,7 @@ def find_holders(inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], s
 def _written_by(process: psutil.Process) -> Iterator[tuple[int, int]]:
     """Yield the regular files that a process can write to at this moment."""
     for opened in process.open_files():
-        # "r" and "rb" can't write; "a", "w" and the "+" modes can.
+        # "r" and "rb" cannot write; "a", "w" and the "+" modes can.
         if opened.mode.strip("rb") == "":
             continue
         with contextlib.suppress(OSError):

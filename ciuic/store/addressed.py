@@ -116,7 +116,7 @@ def ensure_store(address: str, environment: Mapping[str, str], clock: Clock) -> 
     """Create a store, which cuts files as ``ciuic init`` does, if there is none at the address.
 
     Raises:
-        StoreError: It can't be created, or something else is there.
+        StoreError: It cannot be created, or something else is there.
     """
     if is_url(address):
         cut = Chunking.of(CONTENT, CHUNK_BYTES_DEFAULT)
@@ -133,7 +133,7 @@ def local_directory(
     A missing directory is created. It has the locks and the control socket of a daemon.
 
     Raises:
-        StoreError: There is no store, or it can't be read.
+        StoreError: There is no store, or it cannot be read.
         UnknownFormatError: The store has an unknown version, or needs an unknown feature.
     """
     from ciuic.store.place.address import open_place
@@ -154,7 +154,7 @@ def control_directory(
         None: no daemon of this user serves a bucket.
 
     Raises:
-        StoreError: There is no store in the bucket, or it can't be read.
+        StoreError: There is no store in the bucket, or it cannot be read.
     """
     if not is_url(address):
         return address

@@ -51,7 +51,7 @@ class IndexKeeper:
     Attributes:
         writable: The store is open for writing.
         is_alone: No other process has the chunk index open for writing, so its file may go.
-        is_rebuilt: The chunk index was built from the packs, so it can't know which are missing.
+        is_rebuilt: The chunk index was built from the packs, so it cannot know which are missing.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class IndexKeeper:
         """Return the frames that a pack lists; salvage them if its footer is damaged.
 
         Raises:
-            CorruptionError: The pack is gone or can't be read.
+            CorruptionError: The pack is gone or cannot be read.
             UnknownFormatError: It is of a later version.
         """
         return self._frames_of(pack_id, repair=True)

@@ -78,7 +78,7 @@ def open_store(
     """
     if is_url(path):
         raise UnsupportedError(
-            "the store is in a bucket, and this can't be done there yet",
+            "the store is in a bucket, and this cannot be done there yet",
             hint="All commands work there.",
         )
     access = _Access(write, only_adds, wait_s, cancelled, owner)

@@ -119,7 +119,7 @@ def unix_seconds(text: str) -> float | None:
 
 
 def _seconds(moment: datetime) -> int:
-    """Return seconds since 1970; for years that the C library can't convert, as if in UTC."""
+    """Return seconds since 1970; for years that the C library cannot convert, as if in UTC."""
     try:
         return int(moment.timestamp())
     except (ValueError, OverflowError, OSError):

@@ -146,7 +146,7 @@ def create_named(
         The names that were free, and are these files now.
 
     Raises:
-        OSError: A file can't be written, or a name can't be created; no temporary file is left.
+        OSError: A file cannot be written, or a name cannot be created; no temporary file is left.
     """
     temporaries = {
         name: os.path.join(temporary_directory, temporary_name("file-")) for name in files

@@ -58,7 +58,7 @@ def free_space(path: str | bytes) -> FreeSpace:
     """Return the space of the file system that holds a path.
 
     Raises:
-        OSError: The path does not exist or can't be read.
+        OSError: The path does not exist or cannot be read.
     """
     found = os.statvfs(path)
     return FreeSpace(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
@@ -68,6 +68,6 @@ def is_short_of_space(path: str | bytes, reserve: Reserve) -> bool:
     """Return whether less than the reserve is free on the file system that holds a path.
 
     Raises:
-        OSError: The path does not exist or can't be read.
+        OSError: The path does not exist or cannot be read.
     """
     return free_space(path).is_below(reserve)

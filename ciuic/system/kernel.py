@@ -186,7 +186,7 @@ def has_writer(fd: int) -> bool | None:
         fd: A regular file, opened for reading only.
 
     Returns:
-        None if the kernel can't tell: see ``hold_lease``.
+        None if the kernel cannot tell: see ``hold_lease``.
     """
     found = hold_lease(fd)
     if found is False:
@@ -206,7 +206,7 @@ def hold_lease(fd: int) -> bool | None:
         fd: A regular file, opened for reading only.
 
     Returns:
-        False if the lease is held. None if the kernel can't tell: a file of another user without
+        False if the lease is held. None if the kernel cannot tell: a file of another user without
         CAP_LEASE, NFS, FUSE.
     """
     try:

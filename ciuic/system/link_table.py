@@ -47,7 +47,7 @@ class LinkTable(Generic[Record]):
         self._end = 0
 
     def put(self, records: dict[tuple[int, int], Record]) -> bool:
-        """Add records; returns False and adds none if the file can't be written."""
+        """Add records; returns False and adds none if the file cannot be written."""
         if self._fd < 0 and not self._make():
             return False
         out, end = bytearray(), self._end
@@ -66,7 +66,7 @@ class LinkTable(Generic[Record]):
         return True
 
     def get(self, key: tuple[int, int]) -> Record | None:
-        """Return the record of an inode; None if it is missing or the file can't be read."""
+        """Return the record of an inode; None if it is missing or the file cannot be read."""
         if self._fd < 0:
             return None
         packed, bucket = _packed(key)

@@ -2,7 +2,7 @@
 
 Every function opens the directories of a path in turn, each relative to the one above it and none
 through a symlink, and then works relative to the last directory. So the owner of one of the
-directories can't redirect the process, not even by swapping a directory for a symlink between two
+directories cannot redirect the process, not even by swapping a directory for a symlink between two
 calls. Checking the path first and using it later would leave that gap.
 
 Callers resolve a path once with ``resolved``, which follows the symlinks that the user meant. A
@@ -61,7 +61,7 @@ def opened_parent(path: str) -> Iterator[tuple[int, str]]:
         The directory's descriptor, and the last name of the path.
 
     Raises:
-        OSError: The directory can't be opened; ``ELOOP`` if a part of the path is a symlink.
+        OSError: The directory cannot be opened; ``ELOOP`` if a part of the path is a symlink.
     """
     above, name = os.path.split(path)
     fd = _walked(above)

@@ -44,7 +44,7 @@ def lower_priority(io_priority: str) -> str | None:
         nice = max(os.getpriority(os.PRIO_PROCESS, thread_id), _NICE[io_priority])
         os.setpriority(os.PRIO_PROCESS, thread_id, nice)
     except OSError as error:
-        return f"the priority can't be lowered: {error}"
+        return f"the priority cannot be lowered: {error}"
     return None
 
 

@@ -34,7 +34,7 @@ class Moves(NamedTuple):
         same: Tensors that are equal, in files that differ.
         added: New ones.
         removed: Those that are gone.
-        unread: Tensors and files that can't be read.
+        unread: Tensors and files that cannot be read.
         distance: All compared tensors together; None: nothing could be compared.
     """
 
@@ -130,7 +130,7 @@ def compare(
         done: Called with how many tensors of a file are compared, and how many it has.
 
     Raises:
-        UsageError: A log can't be read.
+        UsageError: A log cannot be read.
         CorruptionError: A manifest or a tree is damaged.
     """
     wanted = [(path, fields_of(path)) for path in paths]

@@ -27,7 +27,8 @@ class ConfigurationChange(NamedTuple):
     Attributes:
         path: The file.
         lines: The lines of a unified diff, without line ends; at most 400.
-        what: Why there are none: a version can't be read, or is no text, or the lines are the same.
+        what: Why there are none: a version cannot be read, or is no text, or the lines are the
+            same.
     """
 
     path: bytes

@@ -83,7 +83,7 @@ def fields_of(path: bytes) -> list[str]:
     """Return the fields of a log that hold numbers, as far as its first lines have them.
 
     Raises:
-        UsageError: The log can't be read.
+        UsageError: The log cannot be read.
     """
     with open_log(path) as file:
         return fields_in(line for _, line in _lines(file))
@@ -129,7 +129,7 @@ def read_log(
         read: Called now and then with the bytes that were read so far.
 
     Raises:
-        UsageError: The log can't be read.
+        UsageError: The log cannot be read.
     """
     reader = _Reader(fields, moments)
     long_lines = end = 0
@@ -304,14 +304,14 @@ def open_log(path: bytes) -> BinaryIO:
     """Open a log. A named pipe must not make ciuic wait for its writer.
 
     Raises:
-        UsageError: It can't be opened, or is not a regular file.
+        UsageError: It cannot be opened, or is not a regular file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         what = os.strerror(error.errno or 0)
         raise UsageError(
-            f"the log {os.fsdecode(path)!r} can't be read: {what}", hint=_HINT
+            f"the log {os.fsdecode(path)!r} cannot be read: {what}", hint=_HINT
         ) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -68,7 +68,7 @@ class Offsets:
     def end(
         self, store: Store, summary: SnapshotSummary, path: bytes, fields: Sequence[str]
     ) -> Moment | None:
-        """Return what the log in a snapshot had said at its end; None if it can't be read."""
+        """Return what the log in a snapshot had said at its end; None if it cannot be read."""
         key = summary.id, path, tuple(fields)
         if key not in self._ends:
             self._ends[key] = None
@@ -142,7 +142,7 @@ def read_logs(
         read: Called with the bytes that were read so far of a log.
 
     Raises:
-        UsageError: A log can't be read.
+        UsageError: A log cannot be read.
     """
     unplaced = [snapshot for snapshot in snapshots if step_of(snapshot) is None]
     steps = {step for step in map(step_of, snapshots) if step is not None}

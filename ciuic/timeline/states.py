@@ -63,7 +63,7 @@ def metrics_of(store: Store, summary: SnapshotSummary) -> SavedState | None:
 
 
 def settings_of(store: Store, summary: SnapshotSummary) -> list[str]:
-    """Return what ``state.json`` says of settings, as lines of JSON; none if it can't be read.
+    """Return what ``state.json`` says of settings, as lines of JSON; none if it cannot be read.
 
     They are the program's ``extra``, and the groups of the optimizer without their parameters.
     """

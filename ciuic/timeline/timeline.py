@@ -90,7 +90,7 @@ def make_timeline(
         read: Called with the bytes that were read so far of a log.
 
     Raises:
-        UsageError: A log can't be read.
+        UsageError: A log cannot be read.
     """
     states = states_of(store, snapshots)
     if not paths:

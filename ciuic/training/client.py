@@ -47,7 +47,7 @@ class WriterProcess:
             seconds to wait for one; None: there are no other ranks.
 
     Raises:
-        StoreError: The process can't be started.
+        StoreError: The process cannot be started.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class WriterProcess:
             os.close(self._requests)
             os.close(answers)
             raise StoreError(
-                f"the process that stores snapshots can't be started: {error}",
+                f"the process that stores snapshots cannot be started: {error}",
                 hint="It runs this program's Python: check sys.executable.",
             ) from error
         finally:

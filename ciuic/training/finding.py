@@ -118,7 +118,7 @@ def find_saved(store: Store, ref: int | str, run: str | None) -> SnapshotSummary
 
     Raises:
         SnapshotNotFoundError: There is none.
-        UsageError: ``ref`` can't mean a snapshot, or means a snapshot of files.
+        UsageError: ``ref`` cannot mean a snapshot, or means a snapshot of files.
     """
     tag = f"step-{ref}" if isinstance(ref, int) else ref
     tagged = [

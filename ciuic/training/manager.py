@@ -87,7 +87,7 @@ class SnapshotManager:
 
     Raises:
         UsageError: An argument makes no sense.
-        StoreError: The store can't be created or used.
+        StoreError: The store cannot be created or used.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class SnapshotManager:
             wait: Return when the snapshot is durable.
 
         Raises:
-            TypeError: A value can't be stored; the message names it. Nothing is saved.
+            TypeError: A value cannot be stored; the message names it. Nothing is saved.
             CiuicError: An earlier save has failed, or with ``wait`` this one. After the failure of
                 an earlier save, this one has not begun.
         """
@@ -307,7 +307,7 @@ class SnapshotManager:
 
         Raises:
             CorruptionError: There are snapshots, and all are damaged.
-            CiuicError: An earlier save has failed, or the store can't be read. After any error,
+            CiuicError: An earlier save has failed, or the store cannot be read. After any error,
                 ``model`` and ``optimizer`` may hold parts of a snapshot.
         """
         check_mixture(self._job, channel, fill_layers=fill_layers, join_optimizer=join_optimizer)

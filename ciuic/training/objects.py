@@ -96,7 +96,7 @@ def load_into(target: object, state: Any, *, strict: bool, name: str) -> None:
             load_into(inner, state[key], strict=strict, name=f"{name}[{key!r}]")
     else:
         raise TypeError(
-            f"{name} can't take a state: {type(target).__qualname__} has no method load_state_dict"
+            f"{name} cannot take a state: {type(target).__qualname__} has no method load_state_dict"
         )
 
 

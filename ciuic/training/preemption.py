@@ -83,7 +83,7 @@ class Preemption:
         if threading.current_thread() is not threading.main_thread():
             return
         for number, earlier in self._earlier.items():
-            # None: a handler that was not installed by Python, which can't put it back.
+            # None: a handler that was not installed by Python, which cannot put it back.
             if signal.getsignal(number) is self._handler and earlier is not None:
                 signal.signal(number, earlier)
 

@@ -35,7 +35,7 @@ def check_if_busy(if_busy: str, ranks: str | None) -> None:
         raise UsageError(f"if_busy={if_busy!r} is neither 'wait' nor 'skip'")
     if if_busy == "skip" and ranks is not None:
         raise UsageError(
-            "if_busy='skip' can't be combined with ranks: they would skip different steps",
+            "if_busy='skip' cannot be combined with ranks: they would skip different steps",
             hint="Leave it out, and save less often.",
         )
 
@@ -54,7 +54,7 @@ class Saves:
         pickle_leaves: What ``check_pickle_leaves`` has accepted.
 
     Raises:
-        StoreError: The other ranks can't be reached.
+        StoreError: The other ranks cannot be reached.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Saves:
             request: The fields of the request besides the files.
 
         Raises:
-            TypeError: A value can't be stored; the message names it.
+            TypeError: A value cannot be stored; the message names it.
             ResourceError: There is not enough memory.
         """
         try:

@@ -9,7 +9,7 @@ A request and its answer are one line of JSON each. Requests, by ``do``:
             label (the step and the channel, for the other ranks), follows (the snapshot that was
             loaded since the save before, or null), copied_frozen (the files of frozen layers are
             as they are now, not as at an earlier save)
-    give-up label, why: the state of this step can't be saved
+    give-up label, why: the state of this step cannot be saved
     publish number, message: what the other ranks get when they load for this time
     verify  id, or null for all snapshots of the library
     pin     id, pinned
@@ -143,7 +143,7 @@ class _Worker:
         return answer
 
     def give_up(self, request: Request) -> Request:
-        """Tell the other ranks that the state of a step can't be saved."""
+        """Tell the other ranks that the state of a step cannot be saved."""
         if self._server is not None:
             self._server.refuse(request["label"], request["why"])
         return {}

@@ -29,7 +29,7 @@ def with_alternatives(store: Store, report: VerifyReport) -> VerifyReport:
     """Return the same report, with what to use instead of each damaged snapshot and path.
 
     Raises:
-        StoreError: The store itself can't be used.
+        StoreError: The store itself cannot be used.
     """
     if report.ok:
         return report

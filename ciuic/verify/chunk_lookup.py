@@ -76,7 +76,7 @@ class ChunkLookup:
         return data
 
     def measure(self, chunk_id: ChunkId) -> int:
-        """Return the length of a chunk whose listed length is wrong, by reading it; -1: it can't.
+        """Return the length of a chunk whose listed length is wrong, by reading it; -1: it cannot.
 
         The list may name a damaged copy of another length. Each chunk is read once.
         """

@@ -1,4 +1,4 @@
-"""Names frames that can't be used although every chunk in them can be read from elsewhere.
+"""Names frames that cannot be used although every chunk in them can be read from elsewhere.
 
 A restore works: it reads the other copy of the header or of the chunk. The damage is named,
 because further damage may hit that copy. Reads only after something failed, or if two packs
@@ -31,11 +31,11 @@ __all__ = ["damaged_copies", "tasks_of_copies"]
 def damaged_copies(
     store: Store, bad: Set[ChunkId], suspects: Iterable[Task] = ()
 ) -> tuple[PathWarning, ...]:
-    """Return the frames that can't be used, and whose chunks can be read from elsewhere.
+    """Return the frames that cannot be used, and whose chunks can be read from elsewhere.
 
     Args:
         store: The store; what its reader noticed is included.
-        bad: Chunks that can't be read at all: they are named with the paths that need them.
+        bad: Chunks that cannot be read at all: they are named with the paths that need them.
         suspects: Frames that were not sound when they were read.
     """
     found = dict(store.reader.damaged)
@@ -76,9 +76,9 @@ def _warning(store: Store, key: tuple[PackId, int], why: str) -> PathWarning:
     path = os.fsencode(f"{layout.PACKS}/{layout.pack_name(pack_id)}")
     is_written, is_payload_sound = _state(store, pack_id, offset)
     if is_payload_sound and not is_written:
-        what = f"the header at byte {offset} can't be used ({why}); restore reads its second copy"
+        what = f"the header at byte {offset} cannot be used ({why}); restore reads its second copy"
         return PathWarning(path, f"{what} in the footer, and 'ciuic repair --apply' repairs it")
-    what = f"a copy at byte {offset} can't be used ({why}); restore reads another copy"
+    what = f"a copy at byte {offset} cannot be used ({why}); restore reads another copy"
     if not is_written:
         what = f"{what}, and 'ciuic repair --apply' repairs this one"
     return PathWarning(path, what)

@@ -43,7 +43,7 @@ class _Processes(Protocol):
 
 
 class _Failures(NamedTuple):
-    """Chunks of a batch that can't be read, and its frames that are not sound."""
+    """Chunks of a batch that cannot be read, and its frames that are not sound."""
 
     chunk_ids: list[ChunkId]
     unsound: list[Task]
@@ -58,7 +58,7 @@ class Checker:
         progress: Receives the number of bytes that were read, and of all bytes once that is known.
 
     Attributes:
-        bad: Chunks that can't be read; complete after ``finish`` and ``look_again``.
+        bad: Chunks that cannot be read; complete after ``finish`` and ``look_again``.
         doubtful: Numbers of listed frames that are not sound; complete after ``finish``. Their
             chunks may be readable from elsewhere: ``look_again`` finds out.
         unsound: Frames that are not sound; complete after ``finish``.
@@ -100,7 +100,7 @@ class Checker:
         """Check a frame that is probably not a delta base.
 
         Raises:
-            StoreError: The store itself can't be read.
+            StoreError: The store itself cannot be read.
         """
         self._add([task])
 
@@ -108,7 +108,7 @@ class Checker:
         """Check the frames of each group together: each delta follows its base.
 
         Raises:
-            StoreError: The store itself can't be read.
+            StoreError: The store itself cannot be read.
         """
         for group in groups:
             self._add(group)
@@ -117,7 +117,7 @@ class Checker:
         """Check the last frames, ``left_bytes`` long, and wait until all frames are checked.
 
         Raises:
-            StoreError: The store itself can't be read.
+            StoreError: The store itself cannot be read.
         """
         self._total_bytes = self.read_bytes + left_bytes
         self.begin_groups(groups)
@@ -130,10 +130,10 @@ class Checker:
             self._settle()
 
     def look_again(self, chunk_ids: Iterable[ChunkId]) -> None:
-        """Find out which of these chunks of file content can't be read from any pack.
+        """Find out which of these chunks of file content cannot be read from any pack.
 
         Raises:
-            StoreError: The store itself can't be read.
+            StoreError: The store itself cannot be read.
         """
         needed = [Needed(chunk_id, DATA, 0, 0) for chunk_id in chunk_ids]
         if not needed:

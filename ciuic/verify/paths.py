@@ -16,7 +16,7 @@ __all__ = ["Readable", "read_paths"]
 
 
 class Readable(NamedTuple):
-    """What was read, and what can't be."""
+    """What was read, and what cannot be."""
 
     files: int
     read_bytes: int

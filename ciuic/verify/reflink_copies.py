@@ -85,7 +85,7 @@ def verify_reflink_copies(
     Whole chunks are compared by their hash, slices byte by byte.
 
     Raises:
-        StoreError: The store itself can't be used. Damage is reported, not raised.
+        StoreError: The store itself cannot be used. Damage is reported, not raised.
     """
     began_s = clock.monotonic_s()
     count = min(_WORKERS_MAX, len(os.sched_getaffinity(0)))
@@ -150,7 +150,7 @@ class _Comparison:
                 else:
                     lost += 1
         except (CorruptionError, UnknownFormatError) as error:
-            yield PathWarning(root.path, f"the store's tree can't be read: {error.message}")
+            yield PathWarning(root.path, f"the store's tree cannot be read: {error.message}")
         # A frozen subvolume has no list of its files: some may be missing for a good reason. If all
         # are missing, the subvolume is damaged.
         if frozen.how == "subvolume" and lost and self._copies == before:
@@ -168,7 +168,7 @@ class _Comparison:
                     bad += not same
             self.read_bytes += entry.size_bytes
         except (CorruptionError, UnknownFormatError) as error:
-            yield PathWarning(path, f"its content can't be read from the store: {error.message}")
+            yield PathWarning(path, f"its content cannot be read from the store: {error.message}")
         finally:
             os.close(fd)
         if bad:

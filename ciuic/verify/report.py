@@ -47,9 +47,9 @@ class VerifyReport(msgspec.Struct, frozen=True):
     """The report of a verification.
 
     Attributes:
-        bad: Chunks that can't be read.
-        unreachable: Packs that the file system can't read, even if no snapshot needs them.
-        copies: Frames that can't be used, although every chunk in them can be read from elsewhere.
+        bad: Chunks that cannot be read.
+        unreachable: Packs that the file system cannot read, even if no snapshot needs them.
+        copies: Frames that cannot be used, although every chunk in them can be read from elsewhere.
             They damage no snapshot.
     """
 

@@ -109,7 +109,7 @@ class SnapshotSurvey:
 
         Args:
             entered: The directories, each with its files.
-            failures: Why some of these can't be read.
+            failures: Why some of these cannot be read.
             left: The directories that the walk has finished, with all directories in them.
         """
         files = [entry for entries in entered.values() for entry in entries]

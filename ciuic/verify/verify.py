@@ -30,7 +30,7 @@ _BULK_BYTES: Final = 16 * 1024 * 1024
 def verify_all(
     store: Store, *, checksum: bool, clock: Clock, progress: OnProgress | None = None
 ) -> VerifyReport:
-    """Verify every snapshot, including those whose manifests can't be read."""
+    """Verify every snapshot, including those whose manifests cannot be read."""
     broken = damaged_manifests(store)
     report = _verify(
         store,
@@ -71,13 +71,13 @@ def verify_snapshots(
     Args:
         store: An open store.
         snapshots: The snapshots to verify.
-        broken: Other snapshots whose manifests can't be read, and why: added to the report.
+        broken: Other snapshots whose manifests cannot be read, and why: added to the report.
         checksum: Also read, decode and hash every chunk.
         clock: Measures how long it takes.
         progress: Receives the stored bytes that were read.
 
     Raises:
-        StoreError: The store itself can't be used. Damage is reported, not raised.
+        StoreError: The store itself cannot be used. Damage is reported, not raised.
     """
     return _verify(
         store, snapshots, broken, checksum=checksum, clock=clock, progress=progress, every=False
@@ -85,12 +85,12 @@ def verify_snapshots(
 
 
 class _Findings(NamedTuple):
-    """What a verification found, without the snapshots whose manifests can't be read.
+    """What a verification found, without the snapshots whose manifests cannot be read.
 
     Attributes:
         damage: Damaged paths of each snapshot.
-        bad: Chunks that can't be read.
-        copies: Frames that can't be used, and whose chunks can be read from elsewhere.
+        bad: Chunks that cannot be read.
+        copies: Frames that cannot be used, and whose chunks can be read from elsewhere.
         read_bytes: Stored bytes of frames that were read.
         chunks: How many were checked.
     """
@@ -178,7 +178,7 @@ def _read_chunks(
 def _damaged_copies(
     store: Store, bad: Set[ChunkId], unsound: Sequence[Task], repeated: Set[ChunkId]
 ) -> tuple[PathWarning, ...]:
-    """Return the frames that can't be used although their chunks can be read from elsewhere."""
+    """Return the frames that cannot be used although their chunks can be read from elsewhere."""
     if not (store.reader.damaged or unsound or repeated):
         return ()
     # Imported only now: it reads damaged packs, and most stores have none.

@@ -87,7 +87,7 @@ def matching_parts(
     """Return one byte for each part: 1 if an open file has the same bytes at the same place.
 
     Whole chunks are compared by hash. Slices are compared with the bytes in the store; if these
-    can't be read, the result is 0.
+    cannot be read, the result is 0.
     """
     found = bytearray(len(window))
     numbers = {part.offset: number for number, part in enumerate(window)}
@@ -160,5 +160,5 @@ def _match_slices(reader: StoreReader, fd: int, group: Sequence[Part]) -> list[i
             if os.pread(fd, len(plain), offset) == plain:
                 same.append(offset)
     except (CorruptionError, UnknownFormatError, OSError):
-        return same  # a restore that needs the bytes will report why they can't be read
+        return same  # a restore that needs the bytes will report why they cannot be read
     return same

@@ -32,7 +32,7 @@ def has_same_bytes(store: Store, old: Entry, new: Entry) -> bool:
     """Return whether two files of one length have the same bytes although they have other chunks.
 
     Files of one chunk each differ as soon as their chunk IDs differ. Slices that file changes have
-    left are compared byte by byte, up to the first difference. False if a chunk can't be read.
+    left are compared byte by byte, up to the first difference. False if a chunk cannot be read.
     """
     if not old.level and not new.level:
         return False

@@ -28,14 +28,14 @@ _BATCH: Final = 4096
 
 
 class DamagedPath(NamedTuple):
-    """A path that can't be read in full.
+    """A path that cannot be read in full.
 
     Attributes:
-        path: Absolute; for a manifest that can't be read, its place in the store.
+        path: Absolute; for a manifest that cannot be read, its place in the store.
         what: Why, in words.
-        chunks: Its chunks that can't be read, each with the chunk that is lost: the chunk itself,
+        chunks: Its chunks that cannot be read, each with the chunk that is lost: the chunk itself,
             or one of its delta bases.
-        is_directory: The path is a directory. What was in it can't be read either, and the names
+        is_directory: The path is a directory. What was in it cannot be read either, and the names
             are not known.
     """
 
@@ -106,7 +106,7 @@ class DamageSurvey:
 
         Raises:
             SnapshotNotFoundError: The store has no snapshot of this ID.
-            StoreError: The store itself can't be used.
+            StoreError: The store itself cannot be used.
         """
         try:
             manifest = self._store.manifest(snapshot_id)
@@ -120,7 +120,7 @@ class DamageSurvey:
         """Return whether no damage is known in a file, or in or below a directory.
 
         Raises:
-            StoreError: The store itself can't be used.
+            StoreError: The store itself cannot be used.
         """
         return self.entries_are_sound([entry])[0]
 
@@ -128,7 +128,7 @@ class DamageSurvey:
         """Like ``entry_is_sound``, for many entries; their files are looked up together.
 
         Raises:
-            StoreError: The store itself can't be used.
+            StoreError: The store itself cannot be used.
         """
         files = [number for number, entry in enumerate(entries) if entry.is_file]
         bad = self._files_damage([entries[number] for number in files])
@@ -215,7 +215,7 @@ class DamageSurvey:
         return self._lost(pieces, is_whole=False)
 
     def _lost(self, wanted: Sequence[Piece], *, is_whole: bool) -> dict[ChunkId, ChunkId]:
-        """Return the chunks of pieces that can't be read, each with the chunk that is lost.
+        """Return the chunks of pieces that cannot be read, each with the chunk that is lost.
 
         Args:
             wanted: The pieces.
@@ -248,7 +248,7 @@ class DamageSurvey:
         return lost
 
     def _measure(self, chunk_id: ChunkId) -> int:
-        """Return the length of a chunk by reading it; -1: it can't be read.
+        """Return the length of a chunk by reading it; -1: it cannot be read.
 
         The place that is known may be that of a damaged copy of another length.
         """
@@ -285,5 +285,6 @@ class DamageSurvey:
 
 def _missing(count: int, first: ChunkId) -> str:
     return (
-        f"{count:,} of its chunks can't be read: {first.hex()[:12]}{'' if count == 1 else ' first'}"
+        f"{count:,} of its chunks cannot be read: {first.hex()[:12]}"
+        f"{'' if count == 1 else ' first'}"
     )

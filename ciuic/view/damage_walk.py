@@ -16,7 +16,7 @@ __all__ = ["DamageWalk", "Directory", "Visit"]
 
 _NAMED_MAX: Final = 100_000
 """Damaged paths of a tree. After these, equal directories with damage are named once each."""
-_UNREADABLE: Final = "the directory can't be read"
+_UNREADABLE: Final = "the directory cannot be read"
 _SAME_DAMAGE: Final = "it holds the same damage as other directories"
 
 
@@ -53,10 +53,10 @@ class Visit(NamedTuple):
 
     Attributes:
         directory: Where the walk is.
-        files: The files of a leaf that was read. None: the walk leaves the directory, or can't
+        files: The files of a leaf that was read. None: the walk leaves the directory, or cannot
             read it.
-        failure: Why the directory can't be read; empty if it can.
-        lacks_node: It can't be read because of the node that was read last.
+        failure: Why the directory cannot be read; empty if it can.
+        lacks_node: It cannot be read because of the node that was read last.
     """
 
     directory: Directory
@@ -214,7 +214,7 @@ def _next_files(level: _Level) -> list[Entry] | None:
 
 
 def _failure(levels: list[_Level], message: str, budget: PathBudget) -> Visit:
-    """The lowest directory can't be read, or the whole tree is too large."""
+    """The lowest directory cannot be read, or the whole tree is too large."""
     # Too many paths are not damage of the one directory that holds the last of them.
     level = levels[0] if budget.is_spent else levels[-1]
     lacks_node = not budget.is_spent and TOO_DEEP not in message

@@ -58,7 +58,7 @@ class Locator:
     """Finds paths in one snapshot.
 
     It remembers the directories above the last path: if paths are asked for in the order of a walk,
-    no node is read twice. A node that can't be read is tried once, however many paths need it.
+    no node is read twice. A node that cannot be read is tried once, however many paths need it.
     """
 
     def __init__(self, store: Store, manifest: Manifest) -> None:

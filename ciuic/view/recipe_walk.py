@@ -19,7 +19,7 @@ __all__ = ["FindLost", "Recipes"]
 
 
 FindLost = Callable[[Sequence[Piece]], Mapping[ChunkId, ChunkId]]
-"""Returns the chunks of these pieces that can't be read, each with the chunk that is lost: the
+"""Returns the chunks of these pieces that cannot be read, each with the chunk that is lost: the
 chunk itself, or one of its delta bases."""
 
 
@@ -110,7 +110,7 @@ class Recipes:
             is_top: The node is the top of a recipe: only this may be empty.
         """
         if not 0 <= level <= LEVEL_MAX:
-            raise CorruptionError(f"a node can't be at level {level}")
+            raise CorruptionError(f"a node cannot be at level {level}")
         known = self._known[level].get(node_id)
         if known is not None and (known.is_sound or (level, node_id) in met):
             return known

@@ -24,7 +24,7 @@ __all__ = ["ReflinkCopies", "has_same_bytes", "share_blocks"]
 
 _COMPARED_BYTES: Final = 1024 * 1024
 _NEVER: Final = {errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS}
-"""Two file systems that can't share blocks now never will."""
+"""Two file systems that cannot share blocks now never will."""
 
 
 class ReflinkCopies:
@@ -128,7 +128,7 @@ def has_same_bytes(copy_fd: int, fd: int) -> bool:
     written meanwhile, and for a file with written zeros where the copy has holes.
 
     Raises:
-        OSError: One of them can't be read.
+        OSError: One of them cannot be read.
     """
     before, size = os.fstat(fd), os.fstat(copy_fd).st_size
     if before.st_size != size or _data_bytes(fd) > _data_bytes(copy_fd):

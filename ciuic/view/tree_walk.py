@@ -37,7 +37,7 @@ def path_limit(pack_sizes: Sequence[int]) -> int:
 
 
 def _too_many(limit: int) -> str:
-    return f"it holds more than {counted(limit, 'path')}, which a store of this size can't"
+    return f"it holds more than {counted(limit, 'path')}, which a store of this size cannot"
 
 
 class PathBudget:
@@ -78,7 +78,7 @@ class IndexHints:
 
     Attributes:
         is_wrong: One of them is wrong. A restore does not use them; a search for a name does.
-        is_cut: A node of the directory can't be read, so ``is_wrong`` means nothing.
+        is_cut: A node of the directory cannot be read, so ``is_wrong`` means nothing.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class Cursor:
         while self._way:
             node_id, level, number = self._way.pop()
             if not 0 <= level <= LEVEL_MAX:
-                raise CorruptionError(f"a node can't be at level {level}")
+                raise CorruptionError(f"a node cannot be at level {level}")
             if level == 0:
                 return node_id
             children = self._children(node_id, level)

@@ -156,7 +156,7 @@ class Api:
                     hint="Try an older snapshot.",
                 )
             headers = _download_headers(os.path.basename(path))
-            # Without content there is no range: If-Range can't match either.
+            # Without content there is no range: If-Range cannot match either.
             wanted = None if "if-range" in request.headers else request.headers.get("range")
             try:
                 span = parse_range(wanted, entry.size_bytes)

@@ -1,7 +1,7 @@
 """The page: HTML of what the API answers. It changes the store only through the API.
 
 Every value of a template is escaped twice: invisible characters by ``shown``, markup by Jinja. So
-a name can't run a script, even if a template forgets ``shown``.
+a name cannot run a script, even if a template forgets ``shown``.
 """
 
 import os

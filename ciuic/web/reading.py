@@ -89,7 +89,7 @@ class Reading:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Store]:
-        """Open the store for a request; what can't be read in it is read from the copies."""
+        """Open the store for a request; what cannot be read in it is read from the copies."""
         with (
             open_at_address(self.store_path, os.environ, self._options) as store,
             reading_through(store, self._readable_copies) as through,
@@ -119,7 +119,7 @@ class Reading:
         self._examinations.changed()
 
     def overview(self) -> Overview:
-        """Return whether all is well, even if the store can't be opened."""
+        """Return whether all is well, even if the store cannot be opened."""
         listed: Listed | None = None
         checks: Health | None = None
         drill: DrillRecord | None = None

@@ -113,7 +113,7 @@ def serve(
         ending: Called with the number of running jobs when the server ends and has to stop them.
 
     Raises:
-        CiuicError: It can't listen there.
+        CiuicError: It cannot listen there.
     """
     server: _Server | None = None
 
@@ -202,7 +202,7 @@ def _listening(address: Address) -> Iterator[socket.socket]:
         listener = socket.create_server((host, address.port), family=family)
     except OSError as error:
         raise CiuicError(
-            f"{address.host}:{address.port} can't be listened on: {error.strerror}",
+            f"{address.host}:{address.port} cannot be listened on: {error.strerror}",
             hint="Give another port with --listen; port 0 means any free one.",
         ) from error
     with contextlib.closing(listener):
@@ -220,7 +220,7 @@ def _on_path(path: str) -> socket.socket:
         listener.close()
         is_file = os.path.exists(path) and not stat.S_ISSOCK(os.stat(path).st_mode)
         raise CiuicError(
-            f"{path} can't be listened on: {error.strerror}",
+            f"{path} cannot be listened on: {error.strerror}",
             hint="Give another path: this one is not a socket."
             if is_file
             else "If 'ciuic web' was killed, remove the old socket, or give another path.",
@@ -231,10 +231,10 @@ def _on_path(path: str) -> socket.socket:
 
 
 def _check(tls: Tls) -> None:
-    """Refuse a certificate and a key that can't be used, before anything listens.
+    """Refuse a certificate and a key that cannot be used, before anything listens.
 
     Raises:
-        CiuicError: They can't be read, or don't belong together.
+        CiuicError: They cannot be read, or don't belong together.
     """
 
     def no_password() -> str:
@@ -247,7 +247,7 @@ def _check(tls: Tls) -> None:
         context.load_cert_chain(tls.certificate, tls.key, password=no_password)
     except OSError as error:  # ssl.SSLError is one
         raise CiuicError(
-            f"{tls.certificate} and {tls.key} can't be used: {error.strerror or error}",
+            f"{tls.certificate} and {tls.key} cannot be used: {error.strerror or error}",
             hint="Give the certificate and its private key as two files in PEM form.",
         ) from error
     # A group may read it: Debian's group ssl-cert does.

@@ -29,7 +29,7 @@ _HOTTEST = 5
 
 
 def shown(text: str | bytes | None) -> str:
-    """Return text with an escape for each character that can't be seen, or that moves others."""
+    """Return text with an escape for each character that cannot be seen, or that moves others."""
     decoded = os.fsdecode(text) if isinstance(text, bytes) else text or ""
     return "".join([char if char.isprintable() else _escape(char) for char in decoded])
 

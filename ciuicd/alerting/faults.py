@@ -53,7 +53,7 @@ def find_faults(settings: Settings, clock: Clock) -> Iterator[Fault]:
     except CiuicError as error:
         yield Fault("store", "critical", error.message)
     except OSError as error:
-        what = f"the store {settings.snapshot_dir} can't be read: {os.strerror(error.errno or 0)}"
+        what = f"the store {settings.snapshot_dir} cannot be read: {os.strerror(error.errno or 0)}"
         yield Fault("store", "critical", what)
 
 

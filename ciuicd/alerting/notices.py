@@ -41,7 +41,7 @@ def notify(settings: Settings, environ: Mapping[str, str], clock: Clock) -> bool
 
     Raises:
         ConfigError: There is no channel, or no directory for the state.
-        StoreError: The state can't be kept, so the messages would be sent again and again.
+        StoreError: The state cannot be kept, so the messages would be sent again and again.
     """
     channels: tuple[Channel, ...] = settings.channels
     directory = environ.get(_VARIABLE, "")
@@ -93,6 +93,6 @@ def _write(path: str, told: Told) -> None:
         durable.write_whole(path, data, temporary_directory=os.path.dirname(path), mode=0o600)
     except OSError as error:
         raise StoreError(
-            f"{path} can't be written: {os.strerror(error.errno or 0)}",
+            f"{path} cannot be written: {os.strerror(error.errno or 0)}",
             hint="Make the directory writable, or the same alerts are sent at every run.",
         ) from error

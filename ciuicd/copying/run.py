@@ -122,7 +122,7 @@ def _bring(copy: CopyTo, settings: Settings, clock: Clock, cancelled: Callable[[
                     _follow(copy, source, there, keeping, clock)
         _tell(copy, report, len(back))
         if keeping.failure is not None:
-            _log.warning("%s: its state can't be recorded: %s", copy.name, keeping.failure.message)
+            _log.warning("%s: its state cannot be recorded: %s", copy.name, keeping.failure.message)
         is_outdated = keeping.is_outdated()
     _keep_up(copy, clock, cancelled)
     if keeping.record.problem:

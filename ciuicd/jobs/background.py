@@ -1,6 +1,7 @@
 """Upkeep beside the daemon's main thread: in a child process, or on a thread.
 
-The work runs at idle priority, which a thread can't give up again: so the main thread never has it.
+The work runs at idle priority, which a thread cannot give up again: so the main thread never has
+it.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Work in a child process, whose memory and modules go when it ends.
 
 A daemon waits for an hour between two snapshots. A snapshot of many files leaves free memory in
-pieces that malloc can't return, and modules that the wait does not need. The child is a fork, so it
-has the daemon's configuration and priorities without any start.
+pieces that malloc cannot return, and modules that the wait does not need. The child is a fork, so
+it has the daemon's configuration and priorities without any start.
 
 Guarantees:
     - The child ends when the daemon is killed.

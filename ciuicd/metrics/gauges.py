@@ -130,7 +130,7 @@ class Metrics:
         except OSError as error:
             if self._failed_path != path:
                 self._failed_path = path
-                _log.error("the metrics can't be written to %s: %s", path, error.strerror)
+                _log.error("the metrics cannot be written to %s: %s", path, error.strerror)
         else:
             self._failed_path = ""
 

@@ -72,7 +72,7 @@ def _read(path: str) -> bytes:
     """Return a regular file.
 
     Raises:
-        OSError: It can't be read, or is not a regular file.
+        OSError: It cannot be read, or is not a regular file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with open(fd, "rb") as file:

@@ -18,7 +18,7 @@ def snapshots_of_namesakes(
     machine, who takes other snapshots, has a record of their own.
 
     Raises:
-        StoreError: The record of this machine can't be read.
+        StoreError: The record of this machine cannot be read.
     """
     if store.bucket is None:
         return []

@@ -80,7 +80,7 @@ class ScheduleState:
         """Learn from a snapshot; choose the interval again if it is ``auto``.
 
         Raises:
-            CiuicError: The store can't be read; the interval stays.
+            CiuicError: The store cannot be read; the interval stays.
         """
         bounds_s = self.settings.interval_bounds_s
         if bounds_s is None:

@@ -49,7 +49,7 @@ class DamageLog:
         """Log chunks that earlier checks found lost, once: the daemon may have ended before it did.
 
         Raises:
-            CiuicError: The store can't be read.
+            CiuicError: The store cannot be read.
         """
         if self._has_recalled or not settings.scrub_budget_s:
             return
@@ -93,7 +93,7 @@ class DamageLog:
         """Search for the affected files of pending reports, and log those that are complete.
 
         Raises:
-            CiuicError: The store can't be read.
+            CiuicError: The store cannot be read.
         """
         while self.pending and complete_costs(self.pending[0], subject_of(settings), cancelled):
             self._log_costs(self.pending.pop(0))
@@ -114,7 +114,7 @@ def subject_of(settings: Settings) -> Subject:
     """Return the store of a configuration, to be scrubbed.
 
     Raises:
-        CiuicError: There is no store, or it can't be read.
+        CiuicError: There is no store, or it cannot be read.
     """
     address = settings.snapshot_dir
     return subject_at(address, os.environ, settings.place_options if is_url(address) else None)

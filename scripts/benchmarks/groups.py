@@ -1,6 +1,6 @@
 """Control groups for programs of a benchmark, as systemd gives each service one of its own.
 
-ciuic slows down while programs in other groups wait. In one group with the training it can't tell
+ciuic slows down while programs in other groups wait. In one group with the training it cannot tell
 its own waits from the training's, and slows down for both. No controller is turned on: the groups
 change nothing but what the kernel counts.
 """

@@ -139,7 +139,7 @@ def _states(size: str, seed: int, directory: Path, names: list[str]) -> Iterator
 
 
 _shared: list[tuple[Story, int, Path]] = []
-"""Read by forked workers: a story can't be pickled."""
+"""Read by forked workers: a story cannot be pickled."""
 
 
 def _side_by_side(story: Story, chosen: list[Case], seed: int, place: Path) -> list[Report]:

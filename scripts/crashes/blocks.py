@@ -22,7 +22,7 @@ __all__ = ["record_and_check"]
 
 _SECTOR: Final = 4096
 """The unit that the disk writes atomically. File systems rely on it: with a superblock torn at 512
-bytes, ext4, XFS and btrfs can't be mounted."""
+bytes, ext4, XFS and btrfs cannot be mounted."""
 _WAYS: Final = ("all", "nothing", "a beginning", "any writes", "any sectors")
 
 

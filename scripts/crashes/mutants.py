@@ -316,7 +316,7 @@ MUTANTS: Final = (
         _story("prune"),
     ),
     Mutant(
-        "a snapshot whose pin can't be read counts as not pinned",
+        "a snapshot whose pin cannot be read counts as not pinned",
         "ciuic/store/snapshots/marks.py",
         "                summary,\n                pinned=True,\n",
         "                summary,\n",
@@ -380,7 +380,7 @@ MUTANTS: Final = (
         "ciuic/store/gc/rewrite_output.py",
         "        publishing.result()\n",
         "",
-        "tests/verbs/test_prune.py::test_a_new_pack_that_can_not_be_written_costs_nothing",
+        "tests/verbs/test_prune.py::test_a_new_pack_that_cannot_be_written_costs_nothing",
     ),
     Mutant(
         "packs are removed while the trash still needs them",
@@ -425,7 +425,7 @@ MUTANTS: Final = (
         _RESTORE + "test_names_that_no_file_can_have_are_named_and_write_nothing",
     ),
     Mutant(
-        "a prune continues after a tree that can't be read",
+        "a prune continues after a tree that cannot be read",
         "ciuic/maintain/prune/plan.py",
         '            raise _unreadable(error, f"the trees of {snapshot}") from error\n',
         "            del error, snapshot\n",
@@ -488,12 +488,12 @@ MUTANTS: Final = (
         "tests/verbs/test_prune.py::test_a_new_pack_never_has_the_name_of_another_pack",
     ),
     Mutant(
-        "unneeded packs stay if other packs can't be rewritten",
+        "unneeded packs stay if other packs cannot be rewritten",
         "ciuic/maintain/prune/apply.py",
         "            if not output.unneeded:\n",
         "            if output.unneeded or not output.unneeded:\n",
         "tests/verbs/test_prune.py"
-        "::test_unneeded_packs_are_removed_although_a_fragmented_one_can_not_be_rewritten",
+        "::test_unneeded_packs_are_removed_although_a_fragmented_one_cannot_be_rewritten",
     ),
     Mutant(
         "a full snapshot uses delta bases of older snapshots",

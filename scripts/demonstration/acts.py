@@ -157,7 +157,7 @@ def _install(scene: Scene) -> None:
     if done.code:
         stage.say("\n".join(done.errors.strip().splitlines()[-6:]))
         fail(
-            "pip could not install ciuic. Usually it can't reach a package index: ciuic needs its "
+            "pip could not install ciuic. Usually it cannot reach a package index: ciuic needs its "
             "dependencies from an index, or from a directory of wheels that PIP_FIND_LINKS names. "
             "If ciuic is installed already, 'scripts/demo --no-install' needs no pip"
         )
@@ -245,7 +245,7 @@ def _kill(scene: Scene, daemon: Process, training: Process) -> Death:
     )
     done = stage.run(["python", "my-run/train.py", "--resume"], expect=None, timeout_s=30)
     stage.prove(
-        "no: the checkpoint is broken, and the training can't resume from it",
+        "no: the checkpoint is broken, and the training cannot resume from it",
         holds=done.code == 1 and "does not load" in done.errors,
         otherwise=f"the half-written checkpoint was expected not to load, but: {done.output}",
     )

@@ -129,7 +129,7 @@ class Stage:
                 start_new_session=True,
             )
         except OSError as error:
-            fail(f"'{command[0]}' can't be run: {error}")
+            fail(f"'{command[0]}' cannot be run: {error}")
         with process:
             output, errors = self._collect(process, shlex.join(command), timeout_s)
         finished = Finished(process.returncode, output, errors, time.monotonic() - began_s)
@@ -158,7 +158,7 @@ class Stage:
                     start_new_session=True,
                 )
             except OSError as error:
-                fail(f"'{command[0]}' can't be started: {error}")
+                fail(f"'{command[0]}' cannot be started: {error}")
         self._background.append((process, log_name))
         return process
 

@@ -230,7 +230,7 @@ def _check(path: str) -> None:
 
 
 def main() -> int:
-    """Train, or check a checkpoint; return 1 if the checkpoint can't be loaded."""
+    """Train, or check a checkpoint; return 1 if the checkpoint cannot be loaded."""
     parser = argparse.ArgumentParser(description="train a character model")
     parser.add_argument("--run", default=os.path.dirname(os.path.abspath(__file__)), metavar="DIR")
     parser.add_argument("--steps", type=int, default=1_000_000, help="stop after this step")

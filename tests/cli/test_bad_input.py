@@ -419,7 +419,7 @@ def test_an_empty_argument_is_an_unset_variable_and_never_a_default(fresh, what)
         (["list", "extra"], "extra"),
         (["show"], "ID"),
         (["diff", "latest"], "B"),
-        (["list", "--json", "--machine-readable"], "can't be combined"),
+        (["list", "--json", "--machine-readable"], "cannot be combined"),
         (["verify", "--all", "latest"], "--all"),
         (["snapshot", "--wait", "3"], "'3' is not a duration"),
         (["snapshot", "--tag", "a|b"], "a|b"),

@@ -170,7 +170,7 @@ def test_a_damaged_header_is_damage_and_nothing_is_made_over_it(taken, how):
     for command in (["list"], ["verify"], ["snapshot"], ["init"]):
         done = taken.run_here(*command)
         refused(done, 4, str(header(taken)))
-        assert "ciuic verify" not in done.err, "that can't be done with this store"
+        assert "ciuic verify" not in done.err, "that cannot be done with this store"
     assert contents(taken.store) == before
 
 
@@ -262,7 +262,7 @@ def test_a_snapshot_whose_manifest_is_damaged_is_named_and_the_others_go_on(take
     assert f"{newest}: DAMAGED" in verified.out
     assert f"{middle}: ok" in verified.out
     assert latest.out.split()[1] == middle
-    assert f"{newest} is newer and can't be read" in latest.err
+    assert f"{newest} is newer and cannot be read" in latest.err
     refused(
         taken.run_here("restore", "-s", newest, "-p", taken.source, "-d", taken.directory / "x"),
         4,
@@ -308,7 +308,7 @@ def test_latest_warns_if_a_newer_snapshot_is_damaged(taken, how):
         middle: True,
         newest: False,
     }
-    assert f"{newest}: is newer and can't be read" in restored.err
+    assert f"{newest}: is newer and cannot be read" in restored.err
     assert (taken.directory / "out" / file.name).read_bytes() == file.read_bytes()
     assert [one["path"] for one in document.document["notes"]] == [newest]
     # The user asked for it by name, or as the latest valid one.

@@ -30,17 +30,17 @@ def test_ls_goes_on_after_a_damaged_directory(box: Box, lost: str) -> None:
 
     assert done.code == 4
     *listed, last = done.document
-    assert last["error"]["message"] == "1 directory can't be read"
+    assert last["error"]["message"] == "1 directory cannot be read"
     names = [entry["path"].removeprefix(str(box.source)) for entry in listed]
     assert names == ["", "/before", "/before/seen.txt", "/lost", "/zbehind", "/zbehind/seen.txt"]
-    assert f"ciuic: {lost}: the directory can't be read: " in done.err
+    assert f"ciuic: {lost}: the directory cannot be read: " in done.err
 
 
 def test_ls_of_a_damaged_directory_names_it(box: Box, lost: str) -> None:
     done = box.ciuic("ls", "latest", lost)
 
     assert (done.code, done.out) == (4, "")
-    assert f"ciuic: {lost}: the directory can't be read: " in done.err
+    assert f"ciuic: {lost}: the directory cannot be read: " in done.err
 
 
 def test_find_goes_on_after_a_damaged_directory(box: Box, lost: str) -> None:
@@ -48,10 +48,10 @@ def test_find_goes_on_after_a_damaged_directory(box: Box, lost: str) -> None:
 
     assert done.code == 4
     *listed, last = done.document
-    assert last["error"]["message"] == "2 directories can't be read"
+    assert last["error"]["message"] == "2 directories cannot be read"
     found = [entry["path"].removeprefix(str(box.source)) for entry in listed]
     assert found == ["/before/seen.txt", "/zbehind/seen.txt"]
-    assert done.err.count("the directory can't be read: ") == 2, done.err
+    assert done.err.count("the directory cannot be read: ") == 2, done.err
     assert f"ciuic: {lost}: " in done.err
 
 
@@ -63,4 +63,4 @@ def test_a_damaged_root_is_named(box: Box, lost: str) -> None:
     done = box.ciuic("ls", "latest")
 
     assert (done.code, done.out) == (4, "")
-    assert f"ciuic: {box.source}: the directory can't be read: " in done.err
+    assert f"ciuic: {box.source}: the directory cannot be read: " in done.err

@@ -1,4 +1,4 @@
-"""``scripts/demo`` is the first thing that a newcomer runs: it works, and it can't be fooled.
+"""``scripts/demo`` is the first thing that a newcomer runs: it works, and it cannot be fooled.
 
 Every test runs the script itself, with real processes and real files. The tests check its claims
 against the files that it leaves with ``--keep``, not against its output. A demonstration that
@@ -207,7 +207,7 @@ def test_without_a_package_index_the_demo_says_what_to_do(tmp_path):
     done = demo(env)
 
     assert done.returncode == 1
-    assert "can't reach a package index" in done.stderr
+    assert "cannot reach a package index" in done.stderr
     assert "--no-install" in done.stderr
     assert left_behind(env) == []
 

@@ -117,7 +117,7 @@ def test_damage_that_parity_covers_is_no_reason_to_fall_back(tmp_path: Path) -> 
     done = box.ciuic("verify", "--checksum")
 
     assert done.code == 4
-    assert "can't be read" not in done.out, "it can"
+    assert "cannot be read" not in done.out, "it can"
     assert "nothing is lost" in done.err
     assert "--fallback" not in done.err
     assert "ciuic repair --apply" in done.err

@@ -192,7 +192,7 @@ def test_forgotten_snapshots_are_reported_even_if_the_prune_after_it_fails(
     assert done.code == code, done.said()
     said = done.err.splitlines()
     if how == "unreadable":
-        assert said.pop(0).startswith(f"ciuic: {known[1]} can't be read: ")
+        assert said.pop(0).startswith(f"ciuic: {known[1]} cannot be read: ")
     first, second, *_ = said
     assert first.startswith("forgot 1 snapshot, kept ")
     assert second.startswith("ciuic: forgot 1 snapshot, but the prune failed: ")
@@ -261,10 +261,10 @@ CASES = {
     "a policy of nothing": (["--policy", "0"], 2, "would keep nothing"),
     "an empty policy": (["--policy", ""], 2, "is empty"),
     "a last one without a name": (["--last-whole"], 2, "--last-whole requires the IDs"),
-    "both": (["{2}", "--policy", "last:2"], 2, "can't be combined"),
-    "an undo and a policy": (["--undo", "{2}", "--policy", "last:2"], 2, "can't be combined"),
+    "both": (["{2}", "--policy", "last:2"], 2, "cannot be combined"),
+    "an undo and a policy": (["--undo", "{2}", "--policy", "last:2"], 2, "cannot be combined"),
     "an undo and a last one": (["{2}", "--undo", "{2}", "--last-whole"], 2, "requires the IDs"),
-    "an undo that is dry": (["--undo", "{2}", "--dry-run"], 2, "--undo can't be combined"),
+    "an undo that is dry": (["--undo", "{2}", "--dry-run"], 2, "--undo cannot be combined"),
     "an undo and a prune": (["--undo", "{2}", "--prune"], 2, "or --prune"),
     "a trash without a prune": (["{2}", "--trash", "0"], 2, "--trash requires --prune"),
     "a trash of no time": (["{2}", "--prune", "--trash", "soon"], 2, "soon"),
@@ -351,7 +351,7 @@ def test_a_damaged_entry_is_named_and_the_rest_is_shown(taken: Place) -> None:
     done = taken.run_here("list", "--trash")
     assert done.code == 4
     assert [row[0] for row in table(done.out)] == [known[2]]
-    assert f"{known[1]} can't be read" in done.err
+    assert f"{known[1]} cannot be read" in done.err
     assert "ciuic repair" in done.err
     assert taken.run_here("list", "--trash", "--json").code == 4
     refused(taken.run_here("forget", "--undo", known[1]), 4, known[1], "ciuic forget")
@@ -454,7 +454,9 @@ def test_a_tag_that_is_kept_outlives_the_policy(taken: Place) -> None:
     assert done.err == "ciuic: no snapshot has the tag 'bset'\n"
     assert {one["id"]: one["why"] for one in done.document["kept"]}[known[-1]] == "tag best"
     assert taken.ids() == [known[0], known[-1]]
-    refused(taken.run_here("forget", known[-1], "--keep-tag", "x"), 2, "can't be combined with IDs")
+    refused(
+        taken.run_here("forget", known[-1], "--keep-tag", "x"), 2, "cannot be combined with IDs"
+    )
     refused(taken.run_here("forget", "--undo", known[1], "--keep-tag", "x"), 2, "or --undo")
 
 

@@ -546,7 +546,7 @@ def test_a_full_stdout_is_a_reported_error(taken):
 
     for done in (listed, printed):
         assert done.code == 1, done.said()
-        assert "the output can't be written: No space left" in done.err
+        assert "the output cannot be written: No space left" in done.err
         assert "Traceback" not in done.err
 
 
@@ -585,7 +585,7 @@ def test_json_documents_parse_strictly(taken):
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-def test_a_stream_that_can_not_show_a_name_gets_an_escape_and_no_traceback(fresh):
+def test_a_stream_that_cannot_show_a_name_gets_an_escape_and_no_traceback(fresh):
     (fresh.source / "mod\u00e8le.pt").write_text("x")
     fresh.snapshot("--tag", "\u00e9poque")
     poor = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}

@@ -42,7 +42,7 @@ def test_a_password_in_a_url_is_refused_and_not_quoted(tmp_path, monkeypatch, co
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("ftp://secret/x", "the store's address can't be used: 'ftp:' is not a kind of store"),
+        ("ftp://secret/x", "the store's address cannot be used: 'ftp:' is not a kind of store"),
         ("file://secret/x", "the store's address names another machine"),
         ("s3://", "the store's address has no valid bucket name after 's3://'"),
         ("s3://secret!/x", "the store's address has no valid bucket name after 's3://'"),

@@ -67,7 +67,7 @@ void check_files(void)
         fail("a file that is missing was renamed");
     file.gid = UINT32_MAX;
     if (ciuic_file_create(&file) != EINVAL || unlinkat(directory, "new", 0) == 0)
-        fail("a file has an owner that chown can't set");
+        fail("a file has an owner that chown cannot set");
     if (unlinkat(directory, "final", 0) || close(directory) || rmdir(path))
         fail("a file was left");
     free(data);

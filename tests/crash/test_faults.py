@@ -36,8 +36,8 @@ READS = {"openat", "read", "pread64"}
 _LINE = re.compile(r"^(\d+) +(\w+)\(")
 _TOLD = re.compile(r" write\([12]<")
 _REASON = re.compile(
-    "Input/output error|No space left|disk I/O error|is full|unable to open|can't be read|damaged"
-    "|can't be loaded|missing|is gone|no longer|disk image is malformed|not a store"
+    "Input/output error|No space left|disk I/O error|is full|unable to open|cannot be read|damaged"
+    "|cannot be loaded|missing|is gone|no longer|disk image is malformed|not a store"
     "|readonly database",
     re.IGNORECASE,
 )

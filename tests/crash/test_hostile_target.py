@@ -102,7 +102,7 @@ def test_nothing_outside_of_the_target_is_written_while_another_user_swaps_its_c
             assert outcome.code in {0, 1, 3}, outcome
             rounds += 1
             if how == "directories":
-                # An ordinary user can't make a hard link to another user's file; root's racer can,
+                # An ordinary user cannot make a hard link to another user's file; root's racer can,
                 # and then a name in the target shares the file's times.
                 assert marks(victim) == before, "something outside of the target was touched"
             assert contents == bytes_of(victim), "something outside of the target was written"

@@ -126,8 +126,8 @@ def test_a_power_cut_in_a_forget_or_a_prune_costs_nothing_that_is_kept(
                 usual_s[what] *= 1.05
             mounted.cut_power()
             _, said = process.communicate(timeout=60)
-            # Without the disk, manifests can't be read, and the last readable one counts; or a
-            # pack can't be read, which looks like lost chunks.
+            # Without the disk, manifests cannot be read, and the last readable one counts; or a
+            # pack cannot be read, which looks like lost chunks.
             refused = (
                 b"forget every snapshot" in said
                 or b"so nothing was removed" in said

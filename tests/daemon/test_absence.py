@@ -217,7 +217,7 @@ def test_a_disk_that_will_be_full_within_a_week_is_reported(watched: Watched) ->
     command = ["mount", "-t", "tmpfs", "-o", "size=48m", "ciuic-test", machine.store]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode:
-        pytest.skip(f"a tmpfs can't be mounted: {mounted.stderr.strip()}")
+        pytest.skip(f"a tmpfs cannot be mounted: {mounted.stderr.strip()}")
     try:
         for days_ago in (2, 1, 0):
             (machine.source / "new.bin").write_bytes(os.urandom(6 << 20))

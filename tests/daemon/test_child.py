@@ -67,7 +67,7 @@ def test_an_error_of_the_work_is_raised_here(error: Exception) -> None:
     assert getattr(raised.value, "hint", "") == getattr(error, "hint", "")
 
 
-def test_a_bug_keeps_its_traceback_and_what_can_not_be_sent_becomes_a_store_error() -> None:
+def test_a_bug_keeps_its_traceback_and_what_cannot_be_sent_becomes_a_store_error() -> None:
     def has_a_bug(_child: Child) -> None:
         raise ValueError("seven")
 

@@ -90,7 +90,7 @@ def test_a_leftover_that_cannot_be_removed_is_logged_and_stops_no_snapshot(machi
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert f"{left} can't be removed: Input/output error" in done.stderr
+    assert f"{left} cannot be removed: Input/output error" in done.stderr
     assert "fsck" in done.stderr
     assert len(machine.snapshots()) == 2
 
@@ -186,7 +186,7 @@ def test_sigterm_in_the_middle_of_a_snapshot_ends_quickly_and_leaves_the_store_s
         return packs.is_dir() and any(one.name.startswith("pack-") for one in packs.iterdir())
 
     wait_until("a pack is being written", writing)
-    # A stopped daemon can't finish before the signal arrives.
+    # A stopped daemon cannot finish before the signal arrives.
     daemon.signal(signal.SIGSTOP)
     assert machine.snapshots() == []
     daemon.signal(signal.SIGTERM)
@@ -241,7 +241,7 @@ def test_sighup_reads_the_configuration_again_and_keeps_the_old_one_if_it_is_bro
     )
 
     machine.configure(snapshot_dir=f"{machine.directory}/elsewhere")
-    with pytest.raises(ConfigError, match="snapshot_dir can't change"):
+    with pytest.raises(ConfigError, match="snapshot_dir cannot change"):
         request_done(store_path(machine), "reload")
     assert (
         request_status(store_path(machine))["snapshot_interval_s"] == status["snapshot_interval_s"]
@@ -404,7 +404,7 @@ def test_hostile_bytes_on_the_socket_do_not_disturb_the_daemon(machine):
     assert "Traceback" not in daemon.log()
     # Only the well-formed request reached the snapshot, which refused it.
     logged = daemon.log().splitlines()[before:]
-    assert [line for line in logged if "can't be a tag" not in line] == []
+    assert [line for line in logged if "cannot be a tag" not in line] == []
     assert len(machine.snapshots()) == 1
 
 
@@ -444,7 +444,7 @@ def test_a_full_disk_is_one_sentence_and_the_daemon_still_tries_the_next_snapsho
         check=False,
     )
     if mounted.returncode:
-        pytest.skip(f"a tmpfs can't be mounted: {mounted.stderr.strip()}")
+        pytest.skip(f"a tmpfs cannot be mounted: {mounted.stderr.strip()}")
     try:
         machine.configure(snapshot_interval="1s")
         big = machine.source / "too-big"

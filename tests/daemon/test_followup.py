@@ -447,7 +447,7 @@ def test_without_events_the_daemon_polls_the_files_and_logs_this_once(machine):
     wrapper = ("unshare", "--user", "--map-root-user", "sh", "-c", limits, "sh")
     probe = subprocess.run([*wrapper, "true"], capture_output=True, text=True, check=False)
     if probe.returncode:
-        pytest.skip(f"a namespace of users can't be made: {probe.stderr.strip()}")
+        pytest.skip(f"a namespace of users cannot be made: {probe.stderr.strip()}")
     path = machine.source / "checkpoint.pt"
     writer = Writer(path)
     try:

@@ -97,11 +97,11 @@ def test_a_metrics_file_that_cannot_be_written_is_one_line_in_the_log(machine: M
     machine.configure(metrics_file=str(machine.directory / "missing" / "x.prom"))
     daemon = machine.start()
     daemon.wait_for_log("snapshot cs-")
-    daemon.wait_for_log("the metrics can't be written to")
+    daemon.wait_for_log("the metrics cannot be written to")
     assert ciuic("--config", machine.config, "snapshot").code == 0
     daemon.wait_for_log("snapshot cs-", count=2)
     assert daemon.stop() == 0
-    assert daemon.log().count("the metrics can't be written to") == 1
+    assert daemon.log().count("the metrics cannot be written to") == 1
     assert "Traceback" not in daemon.log()
 
 

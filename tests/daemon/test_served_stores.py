@@ -117,7 +117,7 @@ def test_a_damaged_record_costs_no_snapshot(machine, content):
 def test_a_record_that_cannot_be_written_costs_no_snapshot(machine):
     code, log = run(machine, "--once", STATE_DIRECTORY=str(machine.directory / "missing"))
     assert code == 0
-    assert f"{machine.directory}/missing/stores.json can't be written" in log
+    assert f"{machine.directory}/missing/stores.json cannot be written" in log
 
 
 def test_no_store_is_created_on_an_unmounted_mount_point_of_fstab(machine):

@@ -175,12 +175,12 @@ def test_a_damaged_directory_is_named_and_the_drill_covers_the_rest(
     assert done.code == 4, done.err
     (found,) = done.document["damaged"]
     assert found["path"] == str(box.source / "lost")
-    assert found["what"].startswith("the directory can't be read: ")
+    assert found["what"].startswith("the directory cannot be read: ")
     assert done.document["files"] == (0 if how == ["--dry-run"] else 32)
     if how != ["--dry-run"]:
         assert practice(box).startswith("problem: ")
     said = box.ciuic("drill", *how, "--scratch", scratch)
-    assert f"{box.source / 'lost'}: DAMAGED: the directory can't be read: " in said.out
+    assert f"{box.source / 'lost'}: DAMAGED: the directory cannot be read: " in said.out
 
 
 def test_a_checkpoint_that_does_not_load_is_named(box: Box, scratch: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_scratch_directory_that_cannot_be_used_is_one_sentence(box: Box, tmp_p
     for place in (tmp_path / "missing", file):
         done = box.ciuic("drill", "--scratch", place)
         assert done.code == 1
-        assert done.err.startswith(f"ciuic: the scratch directory {place} can't be used: ")
+        assert done.err.startswith(f"ciuic: the scratch directory {place} cannot be used: ")
         assert "--scratch DIR" in done.err
 
 

@@ -579,7 +579,7 @@ def test_a_swap_file(place: Place, mounted: Disk) -> None:
     subprocess.run(["mkswap", path], check=True, capture_output=True)
     done = subprocess.run(["swapon", path], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        pytest.skip(f"this machine can't swap to a file: {done.stderr}")
+        pytest.skip(f"this machine cannot swap to a file: {done.stderr}")
     try:
         outcome = ciuic("--config", place.config, "snapshot", "--json")
         assert outcome.code in {0, 3}, outcome.err

@@ -162,7 +162,7 @@ def read_header(data: bytes) -> dict[str, Any]:
         document = json.loads(data)
         version, required = document["format"], document["required"]
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError("the header can't be read") from error
+        raise FormatError("the header cannot be read") from error
     if version != 1:
         raise FormatError(f"the store has format {version}, this reader knows 1")
     if required:
@@ -328,7 +328,7 @@ def _unzstd(stored: bytes, plain_length: int) -> bytes:
         if not _is_empty_frame(stored):
             raise FormatError("a zstd payload of 0 bytes is not exactly one frame")
     except zstandard.ZstdError as error:
-        raise FormatError(f"a zstd frame can't be decoded: {error}") from error
+        raise FormatError(f"a zstd frame cannot be decoded: {error}") from error
     return b""
 
 
@@ -567,7 +567,7 @@ def check_xattrs(names: list[Any]) -> None:
 def check_name(name: bytes, last: bytes) -> None:
     """Refuse a name that no directory has, and one that does not follow ``last``."""
     if name in {b".", b".."} or b"/" in name or b"\0" in name or len(name) > NAME_MAX:
-        raise FormatError(f"{name!r} can't be a name")
+        raise FormatError(f"{name!r} cannot be a name")
     if name <= last:
         raise FormatError(f"the name {name!r} is out of order")
 
@@ -583,7 +583,7 @@ def check_roots(paths: list[bytes]) -> None:
         if not path.startswith(b"/") or path != b"/" + os.path.normpath(path).lstrip(b"/"):
             raise FormatError(f"the root {path!r} is not in its plain form")
         if b"\0" in path:
-            raise FormatError(f"the root {path!r} can't be a path")
+            raise FormatError(f"the root {path!r} cannot be a path")
         others = list(paths)
         others.remove(path)
         if any((other + b"/").startswith(path.rstrip(b"/") + b"/") for other in others):
@@ -719,7 +719,7 @@ class Store:
             raise FormatError("a mark of another format, or of another name")
         when = document.get("forgotten_ns")
         if (when is None and document.get("purged")) or not 0 <= (when or 0) < 1 << 63:
-            raise FormatError("a mark of a time that can't be, or of none")
+            raise FormatError("a mark of a time that cannot be, or of none")
         return document
 
     def chunk(self, kind: int, name: bytes) -> bytes:
@@ -728,7 +728,7 @@ class Store:
         for place in self._places.get(name, []):
             try:
                 if not place.frame.usable or place.frame.kind != kind:
-                    raise FormatError("a frame that this reader can't use")
+                    raise FormatError("a frame that this reader cannot use")
                 part = self._payload(place)[place.start : place.start + place.length]
                 if identify(kind, part) != name:
                     raise FormatError(f"chunk {name.hex()[:12]} does not hash to its ID")
@@ -925,7 +925,7 @@ class Restorer:
             device = os.makedev(entry.device >> 32, entry.device & 0xFFFFFFFF)
             os.mknod(path, kind | 0o600, device)
         else:
-            raise FormatError(f"an entry of the kind {kind:#o} can't be made")
+            raise FormatError(f"an entry of the kind {kind:#o} cannot be made")
         self._set_metadata(entry, path)
 
     def _write_file(self, entry: Entry, path: bytes) -> None:

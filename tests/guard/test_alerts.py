@@ -148,7 +148,7 @@ def test_rubbish_and_a_closed_port_are_tried_again(hooks: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "said"),
     [
-        (None, 0o600, "can't be read: No such file"),
+        (None, 0o600, "cannot be read: No such file"),
         (b"http://127.0.0.1/s3cr3t", 0o644, "other users can read"),
         (b"", 0o600, "does not hold one line of text"),
         (b"http://127.0.0.1/a\nhttp://b/", 0o600, "does not hold one line of text"),

@@ -154,7 +154,7 @@ def test_little_use_of_a_processor_is_idleness(told: Told) -> None:
 
 
 def test_a_job_that_waits_for_a_processor_is_not_idle(told: Told) -> None:
-    """It wants to run, and can't."""
+    """It wants to run, and cannot."""
     told.tell("spin")
     worker = told.pids[1]
     reads = Idleness([parse_rule("a", {"when": "job idle for 6s"})], told.clock, Gpus())

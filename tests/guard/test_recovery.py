@@ -196,7 +196,7 @@ def test_files_of_other_programs_and_of_other_times_stay(box: Box) -> None:
 
 
 @ROOT
-def test_a_file_that_can_not_be_replaced_stays_and_is_named(public_box: Box) -> None:
+def test_a_file_that_cannot_be_replaced_stays_and_is_named(public_box: Box) -> None:
     weights = public_box.source / "m.safetensors"
     weights.write_bytes(model(b"a"))
     take(public_box)

@@ -119,7 +119,7 @@ def test_an_end_that_was_asked_for_is_no_reason_to_start_again(tmp_path: Path) -
     assert starts(tmp_path) == 1
 
 
-def test_a_job_whose_state_can_not_be_saved_is_not_started_again(box: Box, tmp_path: Path) -> None:
+def test_a_job_whose_state_cannot_be_saved_is_not_started_again(box: Box, tmp_path: Path) -> None:
     """The store is lost while the job runs."""
     away = tmp_path / "away"
     more = f"mv {box.store} {away}; exit 5"

@@ -256,7 +256,7 @@ def test_lines_of_any_kind_are_counted_and_cause_nothing() -> None:
 
 
 def test_both_decoders_read_the_same() -> None:
-    """The fast decoder passes on lines that it can't read; a dot in a field turns it off."""
+    """The fast decoder passes on lines that it cannot read; a dot in a field turns it off."""
     chance = random.Random(drawn_seed())
     lines = []
     for step in range(1000):

@@ -95,7 +95,7 @@ def test_the_reference_has_each_field_and_the_default_rules(log: Path) -> None:
 
 
 @pytest.mark.parametrize("log", ["/nowhere/x.jsonl", "/dev/null", "/tmp", "/nowhere/*.jsonl"])
-def test_a_log_that_can_not_be_read_is_named(log: str) -> None:
+def test_a_log_that_cannot_be_read_is_named(log: str) -> None:
     done = run_here("rules", "test", "--log", log)
 
     assert done.code == 2

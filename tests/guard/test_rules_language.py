@@ -54,7 +54,7 @@ def test_an_action_may_be_a_command() -> None:
         ("loss > 0 x median of 10 steps", "is not a number above 0"),
         ("no step for 30", "is not a duration"),
         ("no step for 0", "is not a time from 1s to 30d"),
-        ("loss > 1 and no step for 3m", "can't be combined"),
+        ("loss > 1 and no step for 3m", "cannot be combined"),
         ("loss > 1 and", "is not a condition"),
         (" and ".join(["loss > 1"] * 9), "more than 8 conditions"),
     ],

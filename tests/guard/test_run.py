@@ -35,11 +35,11 @@ def test_a_command_that_a_signal_kills_ends_it_by_the_same_signal(name: str) -> 
     ("command", "status", "said"),
     [("/nowhere/train", 127, "No such file"), ("/etc/passwd", 126, "Permission denied")],
 )
-def test_a_command_that_can_not_be_started(command: str, status: int, said: str) -> None:
+def test_a_command_that_cannot_be_started(command: str, status: int, said: str) -> None:
     done = ciuic("run", "--", command, "--json")
 
     assert done.code == status
-    assert f"'{command}' can't be started: {said}" in done.err
+    assert f"'{command}' cannot be started: {said}" in done.err
     assert done.out == ""
 
 
@@ -172,7 +172,7 @@ def test_limits_apply_or_the_command_is_not_started(tmp_path: Path) -> None:
         assert done.out == "67108864\n150000 100000\n50\ndefault 20\n"
     else:
         assert done.code == 1
-        assert "the limits can't be set: " in done.err
+        assert "the limits cannot be set: " in done.err
         assert not mark.exists()
 
 

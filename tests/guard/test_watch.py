@@ -77,7 +77,7 @@ def test_a_process_that_is_gone_or_above_is_named() -> None:
     above = ciuic("watch", "--pid", str(os.getpid()))
 
     assert (gone.code, above.code) == (1, 2)
-    assert f"process {ended.pid} can't be watched: No such process" in gone.err
+    assert f"process {ended.pid} cannot be watched: No such process" in gone.err
     assert "ciuic itself or above it" in above.err
 
 

@@ -32,13 +32,13 @@ if [ "${BOOT_SYSTEMD_STAGE:-}" != inside ]; then
         --propagation private "$0" "$files" "$@"
 fi
 
-# / may be an overlay, and the upper layer of an overlay can't be on an overlay: use memory.
+# / may be an overlay, and the upper layer of an overlay cannot be on an overlay: use memory.
 state=/mnt
 mount -t tmpfs -o mode=755 boot-systemd "$state"
 root=$state/root
 mkdir "$state/upper" "$state/work" "$root"
 mount -t overlay -o "lowerdir=/,upperdir=$state/upper,workdir=$state/work" overlay "$root" ||
-    missing "an overlay can't be mounted here"
+    missing "an overlay cannot be mounted here"
 cp -a "$files/." "$root"
 
 # These namespaces have a copy of every mount. Loop mounts belong to other tests, which could not
@@ -55,7 +55,7 @@ done
 
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
-mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup" || missing "cgroup2 can't be mounted"
+mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup" || missing "cgroup2 cannot be mounted"
 mount -t tmpfs -o mode=755 run "$root/run"
 mount -t tmpfs -o mode=755 dev "$root/dev"
 make_device() { mknod -m "$4" "$root/dev/$1" c "$2" "$3"; }

@@ -33,7 +33,7 @@ print(flush=True)
 
 
 def counted_waits() -> Iterator[None]:
-    """Have the kernel count disk waits during a test; skip the test if it can't."""
+    """Have the kernel count disk waits during a test; skip the test if it cannot."""
     with contextlib.ExitStack() as until_the_end:
         try:
             turn = until_the_end.enter_context(SWITCH.open("rb"))
@@ -42,7 +42,7 @@ def counted_waits() -> Iterator[None]:
             before = SWITCH.read_text()
             SWITCH.write_text("1\n")
         except OSError:
-            pytest.skip("the kernel can't be told to count disk waits")
+            pytest.skip("the kernel cannot be told to count disk waits")
         try:
             yield
         finally:

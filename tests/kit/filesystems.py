@@ -141,7 +141,7 @@ def disk(
     try:
         made.mount()
     except RuntimeError as error:
-        pytest.skip(f"this machine can't mount {kind}: {error}")
+        pytest.skip(f"this machine cannot mount {kind}: {error}")
     try:
         yield made
     finally:

@@ -3,7 +3,7 @@
 strace around the real program records all calls with all data. A layer below ``durable`` would miss
 the calls of SQLite. It would also miss writes that bypass ``durable`` by mistake, which a test of
 power cuts must find. A FUSE file system sees all calls, but only after the kernel has merged them,
-and it can't tell which thread waits for which sync. strace sees each call of each thread, and when
+and it cannot tell which thread waits for which sync. strace sees each call of each thread, and when
 it began and returned. A comparison proves that nothing is missed: ``Journal.last`` must equal, byte
 for byte, the directory after the runs.
 """

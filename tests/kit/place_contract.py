@@ -233,7 +233,7 @@ class Lists:
     def test_a_listing_has_every_key_below_a_folder_in_order(self, place):
         names = ["a-b", "a/b", "a/b-c", "a/b/c", "a0", "ab", "packs/x", "z"]
         for name in reversed(names):
-            if name != "a/b":  # a directory can't be a file as well
+            if name != "a/b":  # a directory cannot be a file as well
                 place.put(name, name.encode())
         expected = sorted(set(names) - {"a/b"})
 

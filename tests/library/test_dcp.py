@@ -197,7 +197,7 @@ class Trap:
 
 def test_an_object_that_needs_code_is_refused_by_name_and_nothing_is_saved(tmp_path):
     with pytest.raises(
-        CheckpointException, match=r"state\.trap can't be stored or loaded without running"
+        CheckpointException, match=r"state\.trap cannot be stored or loaded without running"
     ):
         save({"state": {"trap": Trap()}, "w": torch.ones(2)}, tmp_path)
 
@@ -212,7 +212,7 @@ def test_a_pickle_with_code_in_a_store_is_never_run(tmp_path, monkeypatch, capfd
     capfd.readouterr()
 
     with pytest.raises(
-        CheckpointException, match="trap can't be stored or loaded without running code"
+        CheckpointException, match="trap cannot be stored or loaded without running code"
     ):
         dcp.load({"trap": 0}, storage_reader=CiuicReader(tmp_path))
 
@@ -221,7 +221,7 @@ def test_a_pickle_with_code_in_a_store_is_never_run(tmp_path, monkeypatch, capfd
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_tensor_without_plain_bytes_is_refused_by_name(tmp_path):
-    with pytest.raises(CheckpointException, match="w can't be stored: it is a sparse tensor"):
+    with pytest.raises(CheckpointException, match="w cannot be stored: it is a sparse tensor"):
         save({"w": torch.eye(3).to_sparse()}, tmp_path)
 
     assert listed(tmp_path) == []
@@ -310,7 +310,7 @@ def test_a_shard_lives_as_long_as_its_rank_is_connected():
 
 
 def test_a_rank_that_reaches_no_coordinator_says_what_is_needed():
-    with pytest.raises(StoreError, match="rank 3 can't reach the rank that commits") as caught:
+    with pytest.raises(StoreError, match="rank 3 cannot reach the rank that commits") as caught:
         Connection("ciuic-no-such-address", 3)
 
     assert "one machine" in caught.value.hint

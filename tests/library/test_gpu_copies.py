@@ -180,7 +180,7 @@ def test_memory_that_cannot_be_pinned_is_a_warning_and_the_copies_go_on():
     cuda = FakeCuda(code=2)
     copies = GpuCopies(cuda)
     values = [(torch.zeros(3), torch.arange(3.0))]
-    with pytest.warns(RuntimeWarning, match="64 bytes of shared memory can't be pinned .*error 2"):
+    with pytest.warns(RuntimeWarning, match="64 bytes of shared memory cannot be pinned .*error 2"):
         copies.copy(values, MEMORY)
     copies.copy(values, MEMORY)
     assert values[0][0].tolist() == [0, 1, 2]

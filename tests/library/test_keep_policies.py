@@ -92,7 +92,7 @@ def test_a_policy_by_age_counts_from_the_time_of_the_state():
         (lambda: EverySteps(-5), "steps=-5"),
         (lambda: Younger("soon"), "age='soon'"),
         (lambda: Younger(0), "age=0"),
-        (lambda: SnapshotManager("nowhere/store", keep=[Best("a,b")]), "can't be a tag"),
+        (lambda: SnapshotManager("nowhere/store", keep=[Best("a,b")]), "cannot be a tag"),
     ],
 )
 def test_policies_that_make_no_sense_are_refused(make, what):

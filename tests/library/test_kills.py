@@ -73,7 +73,7 @@ def test_an_interrupt_while_the_program_ends_does_not_cost_its_last_state(tmp_pa
         ) as process,
     ):
         assert process.stdout.readline() == "made\n"
-        # While this process has the store, the save can't end, and the program waits for it.
+        # While this process has the store, the save cannot end, and the program waits for it.
         with open_store(str(tmp_path / "store"), write=True):
             out, _ = process.communicate("\n", timeout=120)
     said = (tmp_path / "errors").read_text()

@@ -205,7 +205,7 @@ def test_a_failed_save_is_never_lost(tmp_path, call):
 
 def test_a_save_that_would_wait_is_skipped_if_the_program_says_so(tmp_path):
     with SnapshotManager(tmp_path, if_busy="skip", full_every=2) as manager:
-        # While this process has the store, the first save can't end.
+        # While this process has the store, the first save cannot end.
         with open_store(str(tmp_path), write=True):
             first = manager.save_snapshot(state(1), step=1)
             skipped = manager.step(2, state(2))
@@ -383,7 +383,7 @@ def test_wrong_calls_are_refused(manager, tmp_path):
         manager.save_snapshot(5)
     with pytest.raises(UsageError, match="has no schedule"):
         manager.step(1, {})
-    with pytest.raises(TypeError, match="model can't take a state"):
+    with pytest.raises(TypeError, match="model cannot take a state"):
         manager.save_snapshot(state(1), wait=True)
         manager.load_latest_snapshot(model=5)
     if not (child := os.fork()):

@@ -54,7 +54,7 @@ def test_a_value_that_was_not_allowed_is_refused_and_the_message_says_what_would
     with SnapshotManager(tmp_path, pickle_leaves=["extra['env']"]) as manager:
         with pytest.raises(TypeError) as caught:
             manager.save_snapshot(WEIGHTS, epoch=1, extra=extra)
-        assert f"extra['other'] can't be stored: it is a {KIND}" in str(caught.value)
+        assert f"extra['other'] cannot be stored: it is a {KIND}" in str(caught.value)
         assert """pickle_leaves=["extra['other']"] would store it as a pickle""" in str(
             caught.value
         )
@@ -125,7 +125,7 @@ def test_a_loaded_pickle_is_saved_again_as_it_is(tmp_path):
     assert not trace.exists()
     with (
         SnapshotManager(tmp_path / "store") as manager,
-        pytest.raises(TypeError, match=r"extra\['code'\] can't be stored: it is a"),
+        pytest.raises(TypeError, match=r"extra\['code'\] cannot be stored: it is a"),
     ):
         manager.save_snapshot(WEIGHTS, epoch=2, extra=first)
 
@@ -143,7 +143,7 @@ def test_the_same_plan_serves_states_with_other_pickles(tmp_path):
 
 def test_what_pickle_refuses_is_refused_by_name(tmp_path):
     with SnapshotManager(tmp_path, pickle_leaves=["extra*"]) as manager:
-        with pytest.raises(TypeError, match=r"extra\['f'\] can't be stored, not even as a pickle"):
+        with pytest.raises(TypeError, match=r"extra\['f'\] cannot be stored, not even as a pickle"):
             manager.save_snapshot(WEIGHTS, epoch=1, extra={"f": lambda: 1})
         assert manager.list() == []
 

@@ -71,7 +71,7 @@ def test_a_signal_sets_a_flag_and_one_state_is_saved_for_it(manager):
     assert manager.preempted
     assert not manager.should_stop
 
-    # A run can't resume from the weights alone.
+    # A run cannot resume from the weights alone.
     manager.save_snapshot(STATE, epoch=0, step=1, channel="weights")
     assert not manager.should_stop
     handle = manager.step(2, STATE)
@@ -148,7 +148,7 @@ def test_a_save_that_outlasts_the_grace_period_goes_on_without_the_program(tmp_p
                 handle = manager.step(2, STATE)
             assert not handle.done
             notify()
-            # The memory that is being stored can't take another state.
+            # The memory that is being stored cannot take another state.
             with pytest.warns(RuntimeWarning, match="the grace period ends before"):
                 assert manager.step(3, STATE) is handle
         finally:
@@ -191,7 +191,7 @@ def test_a_grace_period_that_makes_no_sense_is_refused(tmp_path, grace):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_another_thread_is_told_that_it_can_not_handle_signals(tmp_path):
+def test_another_thread_is_told_that_it_cannot_handle_signals(tmp_path):
     found = []
 
     def make() -> None:

@@ -308,12 +308,12 @@ def test_a_killed_writer_is_started_again_and_the_ranks_find_it(rank):
     [
         ({"ranks": "mpi"}, "is not 'torchrun'"),
         ({"interval": 60}, "ranks reach it at different steps"),
-        ({"preemption_grace": 60}, "can't be combined with ranks"),
+        ({"preemption_grace": 60}, "cannot be combined with ranks"),
         ({"rank_timeout": 0}, "rank_timeout"),
-        ({"if_busy": "skip"}, "can't be combined with ranks"),
+        ({"if_busy": "skip"}, "cannot be combined with ranks"),
     ],
 )
-def test_what_ranks_can_not_do_is_refused(tmp_path, monkeypatch, arguments, message):
+def test_what_ranks_cannot_do_is_refused(tmp_path, monkeypatch, arguments, message):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1" if name != "RANK" else "0")
     with pytest.raises(UsageError, match=message):
@@ -335,7 +335,7 @@ def test_ranks_without_torchrun_or_on_two_machines_are_refused(tmp_path, monkeyp
 def test_ranks_do_not_load_a_mixture_yet(rank):
     manager = rank(0, 1)
     for wanted in ({"fill_layers": True}, {"join_optimizer": True}):
-        with pytest.raises(UsageError, match="can't be combined with ranks"):
+        with pytest.raises(UsageError, match="cannot be combined with ranks"):
             manager.load_latest_snapshot(**wanted)
 
 
@@ -400,7 +400,7 @@ def test_layers_of_ranks_are_durable_in_their_order_and_all_ranks_pass_over_a_cu
     for rank, one in enumerate(after):
         assert one["resumed"] == [1, {"rank": rank}, before[rank]["step 1"]]
         assert one["partial"] == [2, first | second]
-        assert "fill_layers and join_optimizer can't be combined with ranks" in one["refused"]
+        assert "fill_layers and join_optimizer cannot be combined with ranks" in one["refused"]
         assert one["step 2"] == before[rank]["step 2"]
         assert "error" not in one
 

@@ -76,7 +76,7 @@ def test_runs_neither_remove_nor_load_each_other_s_snapshots(tmp_path):
 
 @pytest.mark.parametrize("name", ["a,b", "a|b", "a\n", "x" * 1_000])
 def test_a_name_that_can_be_no_tag_is_refused_and_no_store_is_made(tmp_path, name):
-    with pytest.raises(UsageError, match="can't be a tag"):
+    with pytest.raises(UsageError, match="cannot be a tag"):
         SnapshotManager(tmp_path / "store", run=name)
     assert not (tmp_path / "store").exists()
 

@@ -117,18 +117,18 @@ class Subclass(np.ndarray):
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        ({"a": [Custom()]}, "extra['a'][0] can't be stored: it is a "),
-        ({"a": lambda: 1}, "extra['a'] can't be stored"),
-        ({("x", 1): print}, "extra[('x', 1)] can't be stored"),
-        ({Custom: 1}, "can't be stored"),
-        ({"a": np.array([Custom()])}, "extra['a'] can't be stored: it is an array of object"),
-        ({"a": np.zeros(2, [("x", "f4")])}, "extra['a'] can't be stored: it is an array of ["),
+        ({"a": [Custom()]}, "extra['a'][0] cannot be stored: it is a "),
+        ({"a": lambda: 1}, "extra['a'] cannot be stored"),
+        ({("x", 1): print}, "extra[('x', 1)] cannot be stored"),
+        ({Custom: 1}, "cannot be stored"),
+        ({"a": np.array([Custom()])}, "extra['a'] cannot be stored: it is an array of object"),
+        ({"a": np.zeros(2, [("x", "f4")])}, "extra['a'] cannot be stored: it is an array of ["),
         ({"a": np.zeros(3).view(Subclass)}, "a subclass of numpy.ndarray"),
         (defaultdict(Custom), "whose factory"),
     ],
     ids=lambda value: "" if isinstance(value, str) else None,
 )
-def test_what_can_not_be_stored_is_a_type_error_that_names_the_key(manager, value, what):
+def test_what_cannot_be_stored_is_a_type_error_that_names_the_key(manager, value, what):
     with pytest.raises(TypeError) as caught:
         manager.save_snapshot({"w": np.zeros(3)}, epoch=1, extra=value)
 

@@ -109,7 +109,7 @@ def test_an_element_type_without_plain_bytes_is_refused_by_name(manager, dtype):
         tensor = torch.empty(4, dtype=dtype)
     except RuntimeError:
         tensor = torch._empty_affine_quantized([4], scale=1.0, zero_point=0, dtype=dtype)
-    with pytest.raises(TypeError, match=r"model\['layers'\]\[0\]\['w'\] can't be stored"):
+    with pytest.raises(TypeError, match=r"model\['layers'\]\[0\]\['w'\] cannot be stored"):
         manager.save_snapshot({"layers": [{"w": tensor}]})
 
 
@@ -132,7 +132,7 @@ def test_a_tensor_without_plain_bytes_is_refused_by_name(manager, make, what):
     with pytest.raises(TypeError) as caught:
         manager.save_snapshot({}, {"state": {0: make()}})
 
-    assert "optimizer['state'][0] can't be stored" in str(caught.value)
+    assert "optimizer['state'][0] cannot be stored" in str(caught.value)
     assert what in str(caught.value)
 
 

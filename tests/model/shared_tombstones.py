@@ -2,7 +2,7 @@
 
 docs/protocol.md, "Leases, condemnation, verdicts", points 5 to 9. Several sessions may commit under
 one key, so a tombstone there is replaced. One chunk is at stake: it is in the old pack, and a
-copier that can't rely on that pack adds a pack of its own.
+copier that cannot rely on that pack adds a pack of its own.
 """
 
 from collections.abc import Iterator

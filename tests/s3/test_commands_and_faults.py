@@ -1,4 +1,4 @@
-"""Whole commands behind a proxy that causes faults, and buckets that can't be used."""
+"""Whole commands behind a proxy that causes faults, and buckets that cannot be used."""
 
 import itertools
 import json

@@ -54,7 +54,7 @@ def test_a_mistake_in_how_to_reach_the_bucket_is_one_sentence(run, key_file):
     assert "SignatureDoesNotMatch" in said
     assert len(said.splitlines()) == 2
     key_file.unlink()
-    assert f"the credentials file {key_file} can't be read" in run("list", code=2)
+    assert f"the credentials file {key_file} cannot be read" in run("list", code=2)
 
 
 def test_with_a_store_named_the_configuration_says_nothing_of_it(run, address, key_file):

@@ -37,7 +37,9 @@ def write(path: Path, lines: list[bytes]) -> list[int]:
     keys=st.lists(st.integers(0, 4000)),
     is_plain=st.booleans(),
 )
-def test_moments_are_those_that_a_simple_search_finds(tmp_path_factory, records, junk, keys, is_plain):
+def test_moments_are_those_that_a_simple_search_finds(
+    tmp_path_factory, records, junk, keys, is_plain
+):
     path = tmp_path_factory.mktemp("log") / "log.jsonl"
     records = sorted(records, key=lambda record: record[2])
     if is_plain:  # such lines are decoded together

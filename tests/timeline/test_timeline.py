@@ -135,7 +135,7 @@ def test_hostile_logs_are_drawn_without_their_escapes(box: Box) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--log", "/nowhere.jsonl"], "can't be read: No such file"),
+        (["--log", "/nowhere.jsonl"], "cannot be read: No such file"),
         (["--log", "/tmp"], "is not a regular file"),
         (["--log", "/nowhere/*.jsonl"], "no log matches"),
     ],
@@ -263,7 +263,7 @@ def test_compare_names_tensors_that_cannot_be_read(box: Box) -> None:
 
     assert found.code == 4
     assert found.document["snapshots"][1]["moves"]["unread"] > 0
-    assert "some tensors can't be read" in found.err
+    assert "some tensors cannot be read" in found.err
 
 
 def test_an_unknown_field_is_refused_with_the_existing_fields(

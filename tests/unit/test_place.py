@@ -206,7 +206,7 @@ def test_a_directory_that_cannot_be_locked_is_named(directory_place, monkeypatch
 
     assert probe(directory_place) == Abilities(creates=True, replaces=False, lists_at_once=True)
     directory_place.put("a", b"x")
-    with pytest.raises(UnsupportedError, match="can't lock"):
+    with pytest.raises(UnsupportedError, match="cannot lock"):
         directory_place.replace("a", b"y", directory_place.get_versioned("a", 10).version)
     directory_place.delete(["a"])
     assert keys(directory_place) == []

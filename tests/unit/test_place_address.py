@@ -209,7 +209,7 @@ def test_a_server_of_the_environment_with_which_the_client_would_abort_is_refuse
     with pytest.raises(UsageError) as caught:
         open_place("s3://bucket/a", {**ENVIRONMENT, name: value})
 
-    assert caught.value.message.startswith(f"{name} can't be used: it is not the URL of a server")
+    assert caught.value.message.startswith(f"{name} cannot be used: it is not the URL of a server")
     assert caught.value.hint == f"Correct or unset the environment variable {name}."
     options = PlaceOptions(endpoint="https://s3.example.org")
     assert open_place("s3://bucket/a", {**ENVIRONMENT, name: value}, options)

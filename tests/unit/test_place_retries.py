@@ -23,7 +23,7 @@ def failing(clock, times, cost_s):
         if left[0] == 0:
             return "answer"
         left[0] -= 1
-        raise TransientError("the server can't be reached")
+        raise TransientError("the server cannot be reached")
 
     return act
 
@@ -35,7 +35,7 @@ def test_a_wait_of_some_seconds_is_logged_once_and_then_again_after_an_answer(cl
     for _ in range(2):
         assert retries.run("read", "s3://bucket/a/x", failing(clock, 5, 4)) == "answer"
 
-    said = "s3://bucket/a: the server can't be reached; trying again for up to 90 s"
+    said = "s3://bucket/a: the server cannot be reached; trying again for up to 90 s"
     assert caplog.messages == [said, said]
 
 
@@ -48,5 +48,5 @@ def test_a_short_wait_is_not_logged(clock, caplog):
 
 
 def test_the_patience_ends(clock):
-    with pytest.raises(OfflineError, match=r"the server can't be reached \(\d+ attempts in \d+ s"):
+    with pytest.raises(OfflineError, match=r"the server cannot be reached \(\d+ attempts in \d+ s"):
         Retries(clock, 90, "s3://b").run("read", "s3://b/x", failing(clock, 1000, 1))

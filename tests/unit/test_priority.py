@@ -122,7 +122,7 @@ def test_a_thread_gets_the_io_class_and_the_nice_value(monkeypatch, is_known_mac
 def test_a_system_call_that_fails_is_a_message(monkeypatch):
     monkeypatch.setitem(priority._IO_CLASSES, "idle", (7, 0))  # this class does not exist
 
-    assert lower_priority("idle") == "the priority can't be lowered: [Errno 22] Invalid argument"
+    assert lower_priority("idle") == "the priority cannot be lowered: [Errno 22] Invalid argument"
 
 
 @pytest.mark.parametrize("is_own", [True, False])

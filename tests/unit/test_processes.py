@@ -153,7 +153,7 @@ def test_a_missing_module_is_not_a_failure() -> None:
             assert processes.ask(b"anybody") is None
             if not any(child.is_alive for child in processes._all):
                 return
-        pytest.fail("a process that can't answer is still waited for")
+        pytest.fail("a process that cannot answer is still waited for")
 
 
 @pytest.mark.parametrize("program", ["", "/usr/bin/training", "/no/such/python3"])

@@ -94,8 +94,8 @@ def test_directories_and_patterns_say_which_schedule_is_meant(tmp_path):
     ("text", "said", "hint"),
     [
         ("[schedule a]\n", ":1: [schedule a] has no snapshot_paths", "Set snapshot_paths"),
-        ("[schedule none]\nsnapshot_paths = /a\n", ":1: [schedule none]: 'none' can't be", "none"),
-        ("[schedule default]\nsnapshot_paths = /a\n", "'default' can't be the name", "top"),
+        ("[schedule none]\nsnapshot_paths = /a\n", ":1: [schedule none]: 'none' cannot be", "none"),
+        ("[schedule default]\nsnapshot_paths = /a\n", "'default' cannot be the name", "top"),
         ("[schedule a]\npaths = /a\n", ":2: unknown key 'paths'", "snapshot_paths"),
         ("[schedule a]\ninterval = 1h\n", ":2: unknown key 'interval'", "_interval"),
         ("[schedule a]\nsnapshot_paths = a\n", ":2: snapshot_paths: 'a' is not an absolute", ""),

@@ -130,7 +130,7 @@ def test_files_whose_directory_goes_before_they_have_names_cost_no_others(
     assert differences(expected, photograph(out / "source")) == []
 
 
-def test_a_file_that_only_looks_like_a_leftover_and_can_not_be_removed_stays(box: Box) -> None:
+def test_a_file_that_only_looks_like_a_leftover_and_cannot_be_removed_stays(box: Box) -> None:
     (box.source / "file").write_bytes(b"content")
     box.take()
     out = box.directory / "out"

@@ -1,4 +1,4 @@
-"""If the cache directory of a bucket can't be made, the error says that it is a cache."""
+"""If the cache directory of a bucket cannot be made, the error says that it is a cache."""
 
 import pytest
 

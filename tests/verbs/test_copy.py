@@ -211,7 +211,7 @@ def test_a_snapshot_that_is_damaged_is_refused_and_the_others_are_copied(box: Bo
     assert_restores(boxed(box), known)
 
 
-def test_a_manifest_that_can_not_be_read_is_named(box: Box) -> None:
+def test_a_manifest_that_cannot_be_read_is_named(box: Box) -> None:
     known = taken(box)
     name = list(known)[1]
     (box.store / "snapshots" / f"{name}.json").write_text("{}")

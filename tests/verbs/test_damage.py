@@ -99,7 +99,7 @@ def check(kept: Kept, box: Box) -> None:
 
 
 def assert_named(box: Box, name: str) -> None:
-    """Whether verify reports this snapshot as damaged; without a header it can't run."""
+    """Whether verify reports this snapshot as damaged; without a header it cannot run."""
     with contextlib.suppress(CorruptionError, UnknownFormatError):
         report = box.verify()
         verdicts = {one.id: one.ok for one in report.snapshots}

@@ -472,7 +472,7 @@ def test_a_long_chain_names_the_damage_at_its_end_once(box: Box) -> None:
     done = box.ciuic("cat", "latest", file)
 
     assert done.code == 4
-    assert done.err.count("its delta base can't be read") == 1
+    assert done.err.count("its delta base cannot be read") == 1
     assert done.err.count("pack ") == 2, "the first pack of the chain, and the damaged one"
     assert len(done.err) < 400
 
@@ -524,7 +524,7 @@ def test_a_lost_chunk_makes_its_deltas_lost(box: Box, budget: Budget) -> None:
 
 
 def test_deltas_of_a_lost_chunk_are_stored_again(box: Box) -> None:
-    """A chunk that can't be read must not count as stored."""
+    """A chunk that cannot be read must not count as stored."""
     file, saves, names = two_steps(box)
     flip_content(box.store, saves[0])
     assert box.ciuic("scrub", "--budget", "100G").code == 4
@@ -574,7 +574,7 @@ def first_place(box: Box, content: bytes) -> bytes:
 
 
 def test_a_chunk_that_is_stored_again_with_another_delta_base_is_whole(box: Box) -> None:
-    """The chunks that build on it are whole too, though its first place can't be read."""
+    """The chunks that build on it are whole too, though its first place cannot be read."""
     file, saves, names = stored_again(box)
     first, third = first_place(box, saves[1]), saves[2]
     assert damaged(box, checked=False) == damaged(box, checked=True) == [names[0]]

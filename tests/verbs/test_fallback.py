@@ -365,7 +365,7 @@ def test_a_damaged_node_is_read_once_however_many_snapshots_share_it(
 
 
 @pytest.mark.parametrize("which", ["older", "newer"])
-def test_an_older_snapshot_that_can_not_be_read_is_named_where_it_may_have_been_wanted(
+def test_an_older_snapshot_that_cannot_be_read_is_named_where_it_may_have_been_wanted(
     box: Box, tmp_path: Path, which: str
 ) -> None:
     names = []

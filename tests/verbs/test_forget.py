@@ -321,7 +321,7 @@ def test_something_else_in_place_of_a_manifest_is_damage(taken: Box, what: str) 
     done = taken.ciuic("list", "--machine-readable")
     assert done.code == 4
     assert len(done.out.splitlines()) == 3
-    assert f"{known[1]} can't be read" in done.err
+    assert f"{known[1]} cannot be read" in done.err
     with pytest.raises(CorruptionError, match="not a regular file"):
         forget(taken, known[1])
     assert forget_by(taken, "last:2").forgotten[0][0].id == known[0]
@@ -535,7 +535,7 @@ def test_a_list_of_ids_that_cannot_be_read_is_not_overwritten(taken: Box, what: 
     with pytest.raises(UnknownFormatError if what == "later" else CorruptionError) as caught:
         expire(taken, known[1])
     assert what == "later" or "ciuic repair" in caught.value.hint
-    assert trash(taken) == [known[1]], "what can't be retired can still be brought back"
+    assert trash(taken) == [known[1]], "what cannot be retired can still be brought back"
     assert (path.read_bytes() if path.is_file() else b"") == before
     # A snapshot does not fail because of this list: one ID in millions would come up again.
     taken.take()
@@ -604,7 +604,7 @@ def test_a_tag_that_a_list_could_not_show_is_refused(taken: Box, tag: str) -> No
     before = files(taken)
     with (
         open_store(str(taken.store), write=True) as store,
-        pytest.raises(UsageError, match="can't be a tag"),
+        pytest.raises(UsageError, match="cannot be a tag"),
     ):
         change_tags(store, name, add=["fine", tag])
     assert files(taken) == before
@@ -636,7 +636,7 @@ def test_a_list_after_a_change_of_tags_reads_no_manifest(taken: Box, what: str) 
     assert msgspec.msgpack.decode(row[2], type=SnapshotSummary) == summary
 
 
-# Stores that can't be written to
+# Stores that cannot be written to
 
 
 @pytest.mark.root

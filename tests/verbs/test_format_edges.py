@@ -155,7 +155,7 @@ def test_a_damaged_header_in_the_footer_costs_nothing(
 
 
 def copies(box: Box, *, codec: int = 0, payload: bytes = b"x" * 100) -> Path:
-    """Write a pack with another copy of the content, which can't be decoded to it."""
+    """Write a pack with another copy of the content, which cannot be decoded to it."""
     spelled = Spelled()
     spelled.add(DATA, CONTENT, payload, codec)
     return spelled.write(box.store)

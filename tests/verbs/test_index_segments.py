@@ -130,7 +130,7 @@ def test_listed_packs_are_in_the_bucket(one, tmp_path):
     assert folders.index("segments") < folders.index("snapshots")
 
 
-def test_a_segment_that_can_not_be_put_commits_nothing(one, tmp_path):
+def test_a_segment_that_cannot_be_put_commits_nothing(one, tmp_path):
     source = tmp_path / "source"
     write(source, "abc")
 

@@ -317,7 +317,7 @@ def test_the_commands_say_what_is_lost_and_what_to_do(owner: Owner) -> None:
     assert name in pruned.document["error"]["message"]
     assert f"'ciuic forget {name}'" in pruned.document["error"]["hint"]
     assert listed.code == verified.code == 4
-    assert f"{name} can't be read: its file is gone" in listed.err
+    assert f"{name} cannot be read: its file is gone" in listed.err
     assert f"{name}: DAMAGED" in verified.out
     assert dry.code == 0
     assert dry.document["given_up"] == [name]

@@ -307,7 +307,7 @@ def test_in_the_background_it_returns_when_everything_is_there(box: Box) -> None
     wait_for(lambda: not is_mounted(point), "it is still mounted")
 
 
-def test_a_mount_point_that_can_not_be_used_is_refused(box: Box, tmp_path: Path) -> None:
+def test_a_mount_point_that_cannot_be_used_is_refused(box: Box, tmp_path: Path) -> None:
     needs_fuse()
     (box.source / "a").write_text("x")
     box.take()
@@ -356,7 +356,7 @@ def test_a_user_without_rights_mounts_what_the_user_can_read(public_box: Box) ->
     subprocess.run(["chown", "-R", f"{user}:{user}", box.store], check=True, timeout=LIMIT_S)
 
     with mounted(box, user=user) as shown:
-        # Only that user can look into it: root can't.
+        # Only that user can look into it: root cannot.
         with pytest.raises(PermissionError):
             os.listdir(shown.point)
         reading = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]

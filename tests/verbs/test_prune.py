@@ -260,7 +260,7 @@ def foreign_pack(box: Box, changed: Callable[[bytes], bytes], *, reference: byte
 
 
 def test_a_pack_of_a_later_version_stops_it(worn):
-    """ciuic can't know what the snapshot needs."""
+    """ciuic cannot know what the snapshot needs."""
 
     def of_kind_9(header: bytes) -> bytes:
         table = header[frame.HEADER_BYTES :]
@@ -878,7 +878,7 @@ def test_no_pack_goes_while_the_trash_still_needs_it(worn, monkeypatch):
     assert_restores(worn, known)
 
 
-def test_unneeded_packs_are_removed_although_a_fragmented_one_can_not_be_rewritten(
+def test_unneeded_packs_are_removed_although_a_fragmented_one_cannot_be_rewritten(
     worn, monkeypatch
 ):
     """Otherwise one bad sector would keep all space occupied."""
@@ -903,7 +903,7 @@ def test_unneeded_packs_are_removed_although_a_fragmented_one_can_not_be_rewritt
     assert_restores(worn, known)
 
 
-def test_a_new_pack_that_can_not_be_written_costs_nothing(worn, monkeypatch):
+def test_a_new_pack_that_cannot_be_written_costs_nothing(worn, monkeypatch):
     first, second, third = names_of(worn)
     known = {third: photograph(worn.source)}
     forget(worn, first, second)

@@ -360,7 +360,7 @@ class Copies:
         return [one.id for one in report.copied]
 
     def forget(self, machine, source):
-        """Forget it, after a newer snapshot: the newest one can't be forgotten."""
+        """Forget it, after a newer snapshot: the newest one cannot be forgotten."""
         machine.clock.advance(3600)
         machine.take_at(machine.place(), source)
         machine.forget(self.id)

@@ -753,7 +753,7 @@ class TestCommand:
         done = patient.box.ciuic("repair", "--apply")
 
         assert done.code == 4
-        assert f"{patient.ids[0]} stays damaged: 1 path can't" in done.out
+        assert f"{patient.ids[0]} stays damaged: 1 path cannot" in done.out
         assert str(patient.box.source / "model") in done.out
 
     def test_a_lost_header_is_said_and_put_back(self, patient):

@@ -413,7 +413,7 @@ def test_delete_goes_a_thousand_levels_deep(box: Box) -> None:
         subprocess.run(["rm", "-rf", box.source], check=True)
 
 
-def test_delete_keeps_everything_in_a_directory_that_can_not_be_read_from_the_store(
+def test_delete_keeps_everything_in_a_directory_that_cannot_be_read_from_the_store(
     taken: Box, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -781,7 +781,7 @@ def test_a_symlink_with_entries_below_it_of_the_same_name_writes_nothing_outside
 
 
 def test_a_directory_entry_that_is_its_own_child_does_not_hang(box: Box, tmp_path: Path) -> None:
-    """A tree can't contain its own ID, but an entry of a symlink or file may have a tree."""
+    """A tree cannot contain its own ID, but an entry of a symlink or file may have a tree."""
     write(box.source / "evil", b"evil")
     box.take()
     directory = Entry(b"d", 0o040755, os.getuid(), os.getgid(), 1, 1, 6)
@@ -1478,7 +1478,7 @@ def test_a_dry_run_of_fallback_into_a_new_place_is_right(box: Box, tmp_path: Pat
     assert foretold.notes == done.notes
 
 
-# Disks that can't be read
+# Disks that cannot be read
 
 
 def failing(box: Box, pack: Path, when: str, *arguments: str | Path) -> Outcome:
@@ -1519,7 +1519,7 @@ def test_a_sector_that_cannot_be_read_costs_the_files_that_lie_on_it(
     assert_equal(box.source, out / "source")
 
 
-def test_verify_names_each_path_that_the_disk_can_not_read(box: Box) -> None:
+def test_verify_names_each_path_that_the_disk_cannot_read(box: Box) -> None:
     for number in range(4):
         write(box.source / f"file {number}", os.urandom(2 * MIB))
     box.take()

@@ -433,7 +433,7 @@ def test_a_store_without_packs_or_snapshots_is_sound(box: Box) -> None:
     assert box.ciuic("scrub").code == 0
 
 
-def test_damage_that_can_not_be_remembered_is_still_reported_with_its_files(
+def test_damage_that_cannot_be_remembered_is_still_reported_with_its_files(
     two: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ciuic.maintain.scrub.scrub._LOCK_WAIT_S", 0.2)

@@ -840,7 +840,7 @@ def test_a_second_writer_is_refused_while_the_first_writes(box: Box) -> None:
     assert box.snapshots() == []
 
 
-# What can't be read
+# What cannot be read
 
 
 def test_an_unreadable_file_and_directory_are_named_and_the_rest_is_taken(
@@ -1121,7 +1121,7 @@ def test_a_real_file_system_mounted_in_a_root_is_taken(box: Box, tmp_path: Path)
 
 
 def under_a_limit(box: Box, open_files: int, *arguments: str | Path) -> Outcome:
-    """Run a command that can't have more files open than this, whatever limit it asks for."""
+    """Run a command that cannot have more files open than this, whatever limit it asks for."""
     limited = ("sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh")
     return ciuic("--config", box.config, *arguments, wrapper=limited)
 

@@ -1,4 +1,4 @@
-"""A pack or manifest that its file system can't read is damage of that file only."""
+"""A pack or manifest that its file system cannot read is damage of that file only."""
 
 import errno
 import os
@@ -214,7 +214,7 @@ def test_an_unreachable_leftover_of_a_killed_writer_is_named_and_stops_no_comman
     for command in ("snapshot", f"pin {home.ids[0]}", f"forget {home.ids[1]}", "prune"):
         done = home.box.ciuic(*command.split())
         assert done.code == 0, done
-        assert f"{left} can't be removed" in done.err
+        assert f"{left} cannot be removed" in done.err
         assert "fsck" in done.err
 
     assert os.listdir(left.parent) == [left.name]
@@ -239,15 +239,15 @@ def test_only_an_error_of_the_disk_lets_a_left_over_stay(box: Box, error: str, c
 
     assert done.code == code, done
     assert len(box.snapshots()) == (code == 0)
-    assert ("pack-0123456789abcdef can't be removed" in done.err) is (code == 0)
-    assert "can't be removed" not in box.ciuic("snapshot").err
+    assert ("pack-0123456789abcdef cannot be removed" in done.err) is (code == 0)
+    assert "cannot be removed" not in box.ciuic("snapshot").err
     assert os.listdir(left.parent) == []
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("what", ["stat", "open", "read"])
 @pytest.mark.parametrize(("when", "code"), [("1", 0), ("1+", 4)])
-def test_a_manifest_that_can_not_be_read_is_read_again_before_it_is_called_damage(
+def test_a_manifest_that_cannot_be_read_is_read_again_before_it_is_called_damage(
     box: Box, what: str, when: str, code: int
 ) -> None:
     (box.source / "file").write_bytes(b"content")

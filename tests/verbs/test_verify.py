@@ -63,7 +63,7 @@ def test_a_flipped_bit_is_named_in_every_snapshot_and_under_every_name(two: Box)
     flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
     paths = [str(two.source / "sub" / "shared"), str(two.source / "twin" / "shared")]
     assert damaged(two.verify()) == [paths, paths]
-    assert two.verify(checksum=False).ok, "without reading, a flipped bit can't be seen"
+    assert two.verify(checksum=False).ok, "without reading, a flipped bit cannot be seen"
     outcome = two.ciuic("verify", "--all", "--checksum", "--json")
     assert outcome.code == 4
     assert not outcome.document["ok"]
@@ -214,7 +214,7 @@ def test_verify_does_not_change_the_store(two: Box) -> None:
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("command", ["verify", "scrub"])
 def test_an_error_of_the_store_is_not_reported_as_damage_of_a_chunk(box: Box, command: str) -> None:
-    """Another pack may have the chunk, but can't be opened."""
+    """Another pack may have the chunk, but cannot be opened."""
     data = os.urandom(MIB)
     write(box.source / "model", data)
     name = box.take().id

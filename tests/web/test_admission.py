@@ -196,7 +196,7 @@ def test_with_a_certificate_other_machines_may_reach_it(
             ask("page.example", secure=False)
 
 
-def test_a_certificate_that_can_not_be_used_is_one_sentence(
+def test_a_certificate_that_cannot_be_used_is_one_sentence(
     box: Box, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     pem, key = certificate
@@ -204,7 +204,7 @@ def test_a_certificate_that_can_not_be_used_is_one_sentence(
     for first, second in ((pem, tmp_path / "junk"), (tmp_path / "none", key), (key, pem)):
         outcome = box.ciuic("web", "--certificate", first, "--key", second, "--name", "a")
         assert (outcome.code, outcome.out) == (1, "")
-        assert "can't be used" in outcome.err
+        assert "cannot be used" in outcome.err
     key.chmod(0o644)
     outcome = box.ciuic("web", "--certificate", pem, "--key", key, "--name", "a")
     assert (outcome.code, outcome.out) == (1, "")
@@ -225,6 +225,6 @@ def test_a_place_that_is_taken(box: Box, tmp_path: Path):
         outcome = box.ciuic("web", "--listen", f"127.0.0.1:{port}")
 
     assert outcome.code == 1
-    assert "can't be listened on: Address already in use" in outcome.err
+    assert "cannot be listened on: Address already in use" in outcome.err
     assert box.ciuic("web", "--listen", str(path)).code == 1
     assert path.read_text() == "mine"

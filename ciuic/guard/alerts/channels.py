@@ -30,7 +30,7 @@ _FOR_TYPE: Final = {
 
 
 class SecretError(Exception):
-    """A file with a secret can't be used; the message is a clause without the secret."""
+    """A file with a secret cannot be used; the message is a clause without the secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def read_secret(path: str) -> str:
     """Return the secret in a file, without spaces around it.
 
     Raises:
-        SecretError: The file can't be read, other users can read it, or it holds no line of text.
+        SecretError: The file cannot be read, other users can read it, or it holds no line of text.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -156,7 +156,7 @@ def read_secret(path: str) -> str:
         finally:
             os.close(fd)
     except OSError as error:
-        raise SecretError(f"{path} can't be read: {os.strerror(error.errno or 0)}") from error
+        raise SecretError(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from error
     try:
         text = data.decode("ascii").strip()
     except UnicodeDecodeError:

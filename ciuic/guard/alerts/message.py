@@ -68,7 +68,7 @@ class Message:
         }
 
     def printable(self) -> "Message":
-        """Return it with escapes for bytes that are not UTF-8: a mail can't have them."""
+        """Return it with escapes for bytes that are not UTF-8: a mail cannot have them."""
         return replace(
             self,
             key=_printable(self.key),

@@ -1,7 +1,7 @@
 """A cgroup (version 2) of a job's own: limits, pausing all processes at once, out-of-memory kills.
 
 Only the kernel's files are used. The cgroup is made below the one of this process, or below the
-nearest one above it that lets controllers be passed on: a cgroup with processes of its own can't.
+nearest one above it that lets controllers be passed on: a cgroup with processes of its own cannot.
 """
 
 import contextlib
@@ -101,11 +101,11 @@ def create_cgroup(name: str, limits: Mapping[str, str]) -> Cgroup:
         limits: File -> text, as ``memory.max`` -> ``1073741824``.
 
     Raises:
-        NoCgroup: It can't be made, or can't have a limit.
+        NoCgroup: It cannot be made, or cannot have a limit.
     """
     needed = {file.partition(".")[0] for file in limits}
     why = "this system has no cgroups of version 2"
-    # Tells an out-of-memory kill from any other SIGKILL. A parent with processes can't have it.
+    # Tells an out-of-memory kill from any other SIGKILL. A parent with processes cannot have it.
     wanted = needed | {_MEMORY}
     for parent in _parents():
         lacking = _pass_on(parent, wanted) and _pass_on(parent, needed)
@@ -117,7 +117,7 @@ def create_cgroup(name: str, limits: Mapping[str, str]) -> Cgroup:
         try:
             os.mkdir(made.path)
         except OSError as error:
-            why = f"a cgroup can't be made in {parent}: {os.strerror(error.errno or 0)}"
+            why = f"a cgroup cannot be made in {parent}: {os.strerror(error.errno or 0)}"
             continue
         try:
             for file, text in limits.items():
@@ -163,7 +163,7 @@ def _pass_on(parent: str, needed: set[str]) -> str:
         for controller in sorted(needed - passed_on):
             Cgroup(parent)._write("cgroup.subtree_control", f"+{controller}")
     except OSError as error:
-        return f"{parent} can't pass controllers on: {os.strerror(error.errno or 0)}"
+        return f"{parent} cannot pass controllers on: {os.strerror(error.errno or 0)}"
     return ""
 
 

@@ -26,7 +26,7 @@ _POLL_S: Final = 0.05
 
 
 class CommandError(CiuicError):
-    """The command can't be started.
+    """The command cannot be started.
 
     Attributes:
         status: The exit status of a shell in this case: 127 if there is no such command, else 126.
@@ -83,7 +83,7 @@ class Command:
         clock: For waiting.
 
     Raises:
-        CommandError: It can't be started.
+        CommandError: It cannot be started.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Command:
             )
         except OSError as error:
             refusal = CommandError(
-                f"{command[0]!r} can't be started: {os.strerror(error.errno or 0)}",
+                f"{command[0]!r} cannot be started: {os.strerror(error.errno or 0)}",
                 hint="Check the command after '--'.",
             )
             refusal.status = 127 if isinstance(error, FileNotFoundError) else 126
@@ -127,7 +127,7 @@ class Command:
         except subprocess.SubprocessError as error:
             path = "" if cgroup is None else cgroup.path
             raise CommandError(
-                f"the command can't be moved into its cgroup {path}",
+                f"the command cannot be moved into its cgroup {path}",
                 hint="Start it again: another program may have removed the cgroup.",
             ) from error
         self.pid = self._process.pid
@@ -233,7 +233,7 @@ class Watched:
             self._handle = os.pidfd_open(pid)
         except OSError as error:
             raise CommandError(
-                f"process {pid} can't be watched: {os.strerror(error.errno or 0)}",
+                f"process {pid} cannot be watched: {os.strerror(error.errno or 0)}",
                 hint="Give the ID of a running process: 'pgrep -f train.py' finds it.",
             ) from error
 

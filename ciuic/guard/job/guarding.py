@@ -60,7 +60,7 @@ class Events(Protocol):
         ...
 
     def blind(self, text: str) -> None:
-        """The rules can't use a log: why."""
+        """The rules cannot use a log: why."""
         ...
 
     def idle(self) -> None:

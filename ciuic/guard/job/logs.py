@@ -75,7 +75,7 @@ class JobLogs:
         return found + self.watching.time_passed(now_s, is_paused=is_paused)
 
     def complaints(self) -> list[str]:
-        """Return, once each, why rules can't fire: no log, no steps in it, or a field is missing.
+        """Return, once each, why rules cannot fire: no log, no steps in it, or a field is missing.
 
         Otherwise, a mistyped name would silently leave a training without a guard.
         """

@@ -25,7 +25,7 @@ _CONTINUE: Final = (
 class Release:
     """The process, from before a pause until ``cancel``.
 
-    If it can't be started, ``pid`` is 0, and the job is paused anyway.
+    If it cannot be started, ``pid`` is 0, and the job is paused anyway.
 
     Args:
         freezer: The file of the cgroup that freezes and thaws it; empty: processes are stopped one

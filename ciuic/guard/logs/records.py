@@ -209,10 +209,10 @@ def _rank_text(rank: int | str | None) -> str:
 
 
 def _line_type(fields: tuple[str, ...]) -> Any:
-    """Return the type of a line with plain values; None if msgspec can't read the fields."""
+    """Return the type of a line with plain values; None if msgspec cannot read the fields."""
     if not fields or any("." in field or not field.isprintable() for field in fields):
         return None
-    if any("\\" in field or '"' in field for field in fields):  # msgspec can't rename to them
+    if any("\\" in field or '"' in field for field in fields):  # msgspec cannot rename to them
         return None
     reserved = (*STEP_KEYS, *TIME_KEYS, _RANK_KEY)
     if set(fields) & set(reserved):

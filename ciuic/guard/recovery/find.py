@@ -80,7 +80,7 @@ class Finder:
         self._pseudo = PseudoMounts()
 
     def find(self, roots: Sequence[bytes]) -> Iterator[BrokenFile]:
-        """Yield the broken files at and below paths. What can't be read is passed over."""
+        """Yield the broken files at and below paths. What cannot be read is passed over."""
         for root in roots:
             with contextlib.suppress(OSError):
                 status = os.stat(root)

@@ -41,7 +41,7 @@ def recover(
         cancelled: True ends it; each file is in its old or its new state.
 
     Raises:
-        StoreError: The store can't be used.
+        StoreError: The store cannot be used.
         CancelledError: ``cancelled`` turned true.
     """
     began_s = clock.monotonic_s()

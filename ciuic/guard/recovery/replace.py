@@ -31,7 +31,7 @@ _WITHOUT_PROOF: Final = frozenset({"hdf5", "keras"})
 
 
 class BrokenVersionError(Exception):
-    """The version of a snapshot is broken too, or can't be read.
+    """The version of a snapshot is broken too, or cannot be read.
 
     Attributes:
         content: The ID of its content.
@@ -51,7 +51,7 @@ def replace(store: Store, found: BrokenFile, clock: Clock, cancelled: Callable[[
 
     Raises:
         BrokenVersionError: The version is broken too; the file stays.
-        StoreError: The store can't be used.
+        StoreError: The store cannot be used.
         CancelledError: ``cancelled`` turned true; the file stays.
     """
     directory, name = os.path.split(found.path)

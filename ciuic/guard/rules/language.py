@@ -151,7 +151,7 @@ def _condition(text: str) -> Callable[[], Condition]:
         return lambda: NotFinite(field)
     for name, form in (("no step for", _SILENCE), ("job idle for", _IDLE)):
         if form.fullmatch(text):
-            raise ValueError(f"'{name}' can't be combined with a condition; write a separate rule")
+            raise ValueError(f"'{name}' cannot be combined with a condition; write a separate rule")
     quoted = text if len(text) <= 60 else f"{text[:57]}..."
     raise ValueError(f"'{quoted}' is not a condition; {_example(text)}")
 

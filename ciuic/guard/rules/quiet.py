@@ -1,6 +1,6 @@
 """Which of many steps need no look, because no rule can fire at them.
 
-Most steps of a training are quiet. A rule can't fire among steps if one of its conditions does not
+Most steps of a training are quiet. A rule cannot fire among steps if one of its conditions does not
 hold there often enough in a row. Its conditions then need only the last of these steps, as many as
 they remember, and can leave out those before.
 """

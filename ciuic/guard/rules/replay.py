@@ -34,7 +34,7 @@ def replay(
         that were left out because of their length.
 
     Raises:
-        UsageError: A log can't be read.
+        UsageError: A log cannot be read.
     """
     for path in paths:
         _check(path)
@@ -64,7 +64,7 @@ def _check(path: bytes) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise UsageError(
-            f"the log {os.fsdecode(path)!r} can't be read: {os.strerror(error.errno or 0)}",
+            f"the log {os.fsdecode(path)!r} cannot be read: {os.strerror(error.errno or 0)}",
             hint="Name a file with a JSON object in each line.",
         ) from error
     try:

@@ -5,7 +5,7 @@ mark       mark every chunk that a snapshot needs, including snapshots in the tr
 usage      measure how much of each pack is needed
 choose     choose packs to remove (nothing needed) and to rewrite (fragmented, or small)
 
-The plan fails, and nothing is removed, if a manifest or a tree can't be read, or if a manifest is
+The plan fails, and nothing is removed, if a manifest or a tree cannot be read, or if a manifest is
 gone although its snapshot was not forgotten.
 """
 
@@ -78,8 +78,8 @@ def plan_prune(
         progress: Receives the stage, the steps done and their total.
 
     Raises:
-        CorruptionError: A manifest or a tree can't be read, a manifest is lost, or the file system
-            can't return a pack.
+        CorruptionError: A manifest or a tree cannot be read, a manifest is lost, or the file system
+            cannot return a pack.
         UnknownFormatError: A later version of ciuic wrote some of the store.
         CancelledError: ``cancelled`` turned true.
     """
@@ -166,7 +166,7 @@ def mark_needed(
         progress: Receives the stage, the trees that are marked and their total.
 
     Raises:
-        CorruptionError: A manifest or a tree can't be read.
+        CorruptionError: A manifest or a tree cannot be read.
         UnknownFormatError: A later version of ciuic wrote it.
     """
     marks = Marks(store.index)
@@ -291,13 +291,13 @@ def _assemble(
 def _unreadable(
     error: CorruptionError | UnknownFormatError, what: str
 ) -> CorruptionError | UnknownFormatError:
-    message = f"{what} can't be read, so nothing was removed: {error.message}"
+    message = f"{what} cannot be read, so nothing was removed: {error.message}"
     if isinstance(error, UnknownFormatError):
         return UnknownFormatError(message)
     if isinstance(error, UnreachableError):
         return UnreachableError(message)
     return CorruptionError(
         message,
-        hint="Run 'ciuic repair --apply'. If it can't repair a snapshot, abandon that snapshot with"
-        " 'ciuic forget ID'. Nothing is removed until then.",
+        hint="Run 'ciuic repair --apply'. If it cannot repair a snapshot, abandon that snapshot"
+        " with 'ciuic forget ID'. Nothing is removed until then.",
     )

@@ -53,7 +53,7 @@ def plan_in_bucket(
     Changes nothing. Packs that a prune or a repair has condemned are left out.
 
     Raises:
-        StoreError: The bucket can't be read.
+        StoreError: The bucket cannot be read.
         CancelledError: ``cancelled`` turned true.
     """
     bucket = bucket_of(store)

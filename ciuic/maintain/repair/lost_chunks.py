@@ -31,7 +31,7 @@ _NAMED_MAX: Final = 1000
 
 
 class LostChunkSearch:
-    """Searches the files of all snapshots for chunks that can't be read from the store.
+    """Searches the files of all snapshots for chunks that cannot be read from the store.
 
     Args:
         store: An open store.

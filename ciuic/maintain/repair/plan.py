@@ -55,7 +55,7 @@ def plan_repair(
         progress: Receives the stage, the steps done and their total.
 
     Raises:
-        StoreError: The store can't be read for a reason that is not damage.
+        StoreError: The store cannot be read for a reason that is not damage.
         CancelledError: ``cancelled`` turned true.
     """
     prepare_for_bulk()
@@ -92,7 +92,7 @@ def plan_repair(
 
 
 class _Unreachable:
-    """Collects the files that the file system can't return, by path in the store."""
+    """Collects the files that the file system cannot return, by path in the store."""
 
     def __init__(self, store: Store) -> None:
         self.found: dict[str, str] = {}

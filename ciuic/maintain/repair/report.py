@@ -51,7 +51,7 @@ class BadPack(NamedTuple):
         is_repairable: Parity restores the pack in full.
         saved: Chunks of damaged frames that the store can still read from elsewhere.
         lost: Chunks of damaged frames that no pack and no parity has, and their kinds.
-        stays: A later version wrote some of it, so that it can't be rewritten. Only the chunks of
+        stays: A later version wrote some of it, so that it cannot be rewritten. Only the chunks of
             its damaged frames are stored again, in another pack.
     """
 
@@ -77,7 +77,7 @@ class BadManifest(NamedTuple):
         has_copy: It has a sound copy, which can replace it.
         in_trash: The snapshot is in the trash.
         is_gone: There is no file that could be set aside.
-        hint: What the user can do if a repair can't help.
+        hint: What the user can do if a repair cannot help.
     """
 
     id: SnapshotId
@@ -137,8 +137,8 @@ class RepairPlan:
         uncopied: Snapshots whose manifest has no copy, or an outdated one.
         stale_catalog: The chunk index does not match the packs.
         remaining: Snapshots that stay damaged.
-        unreachable: Packs, parity files, manifests and leftovers that the file system can't return,
-            by path in the store, and why. Nothing can replace them.
+        unreachable: Packs, parity files, manifests and leftovers that the file system cannot
+            return, by path in the store, and why. Nothing can replace them.
         unread: What a later version wrote, by path in the store: it is left as it is.
         read_bytes: Bytes of packs that were read.
         pack_count: Number of packs.

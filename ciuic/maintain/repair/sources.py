@@ -92,7 +92,7 @@ def find_in_file(
 
 
 def read_origin(store: Store, origin: Origin) -> bytes | None:
-    """Read a chunk from its origin; None if the file has changed or can't be read."""
+    """Read a chunk from its origin; None if the file has changed or cannot be read."""
     with contextlib.suppress(*_NOT_HERE):
         manifest = store.manifest(origin.snapshot_id)
         entry = locate(store, manifest, origin.path).entry
@@ -122,7 +122,7 @@ def _bytes_of(fd: int, origin: Origin) -> bytes | None:
 def _opened(
     store: Store, manifest: Manifest, path: bytes, entry: Entry, how: str
 ) -> Iterator[int | None]:
-    """Yield the open reflink copy or live file; None if it can't be opened."""
+    """Yield the open reflink copy or live file; None if it cannot be opened."""
     copies = ReflinkCopies(store, manifest)
     fd = copies.open(path, entry) if how == REFLINK_COPY else _open_live(path)
     try:

@@ -37,7 +37,7 @@ class Bucket:
         open_bucket: Opens it.
 
     Raises:
-        StoreError: There is no store, or the bucket can't be read.
+        StoreError: There is no store, or the bucket cannot be read.
     """
 
     def __init__(self, open_bucket: OpenBucket) -> None:

@@ -18,7 +18,7 @@ __all__ = ["CostSearch", "DamagedFile", "FileCost"]
 
 
 class DamagedFile(NamedTuple):
-    """A path that can't be restored, and the snapshots where this is so, newest first."""
+    """A path that cannot be restored, and the snapshots where this is so, newest first."""
 
     path: bytes
     what: str
@@ -86,7 +86,7 @@ class CostSearch:
             Every damaged file, sorted by path; None if the search was cancelled.
 
         Raises:
-            StoreError: The store can't be used, or a different store is at its path; the next call
+            StoreError: The store cannot be used, or a different store is at its path; the next call
                 starts again.
         """
         with subject.opened() as store, contextlib.suppress(CancelledError):

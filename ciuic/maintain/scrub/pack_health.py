@@ -76,7 +76,7 @@ def health(store: Store, *, is_asked: bool = True) -> Health:
             listing of the bucket costs a request for each thousand packs.
 
     Raises:
-        StoreError: The packs can't be listed.
+        StoreError: The packs cannot be listed.
     """
     recorded: dict[PackId, int] | None = {}
     if is_asked or store.bucket is None:

@@ -69,8 +69,8 @@ class ScrubReport:
         health: The results of all checks, after the scrub.
         damaged: Packs that were read and found damaged.
         missing: Damaged files whose chunks are in no pack that was read.
-        manifests: Manifests and copies of manifests that can't be read.
-        unreachable: Packs that the file system can't return.
+        manifests: Manifests and copies of manifests that cannot be read.
+        unreachable: Packs that the file system cannot return.
         unread: Packs that could not be read for another reason than damage.
         not_remembered: Why the results are not in the chunk index; empty if they are.
         stopped: Why the scrub stopped early: "budget", or "asked"; empty if it read all packs.
@@ -158,7 +158,7 @@ def complete_costs(
     Progress survives cancellation, so repeated calls finish.
 
     Raises:
-        StoreError: The store can't be used, or a different store is at its path; the next call
+        StoreError: The store cannot be used, or a different store is at its path; the next call
             searches from the beginning.
     """
     if report.pending is not None:

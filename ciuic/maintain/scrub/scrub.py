@@ -81,7 +81,7 @@ def scrub(
             files that it affects are in the report.
 
     Raises:
-        StoreError: The store can't be used, is gone, or was replaced by a different store. Damage
+        StoreError: The store cannot be used, is gone, or was replaced by a different store. Damage
             is reported, not raised.
     """
     prepare_for_bulk()
@@ -96,7 +96,7 @@ class _Start(NamedTuple):
     Attributes:
         packs: Sizes of packs.
         recorded: Packs that the chunk index names.
-        unreachable: Packs that the file system can't return, and why.
+        unreachable: Packs that the file system cannot return, and why.
     """
 
     packs: dict[PackId, int]
@@ -224,7 +224,7 @@ class _Scrub:
             return  # pruned meanwhile
         for number in check.unknown_codecs:
             path = os.fsencode(f"packs/{pack_id.hex()}")
-            what = f"its frames of codec {number} can't be decoded by this version of ciuic"
+            what = f"its frames of codec {number} cannot be decoded by this version of ciuic"
             report.unread.append(PathWarning(path, what))
         report.read_packs += 1
         report.read_bytes += check.read_bytes

@@ -106,7 +106,7 @@ def subject_at(
     """Return the store at an address: see ``open_at_address``.
 
     Raises:
-        StoreError: There is no store, or the bucket can't be read.
+        StoreError: There is no store, or the bucket cannot be read.
     """
     if not is_url(address):
         return Directory(address)

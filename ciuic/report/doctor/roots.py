@@ -114,7 +114,7 @@ def _leases(root: bytes) -> Iterator[Finding]:
     if is_visible:
         yield Finding(OK, path_text(root), "ciuic can see which files are open for writing")
     else:
-        what = f"this user can't see which files are open for writing: tried on {path_text(path)}"
+        what = f"this user cannot see which files are open for writing: tried on {path_text(path)}"
         advice = "Take snapshots as root, or with CAP_LEASE. No network file system can tell."
         yield Finding(NOTE, path_text(root), what, advice)
 

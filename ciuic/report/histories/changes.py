@@ -19,7 +19,7 @@ class Change(NamedTuple):
     """A version of a path, and the snapshots in a row that have it.
 
     Attributes:
-        what: ``ADDED``, ``CHANGED``, ``GONE``, or the state of a version that can't be compared:
+        what: ``ADDED``, ``CHANGED``, ``GONE``, or the state of a version that cannot be compared:
             ``damaged`` or ``left out``.
         first: The oldest of these snapshots.
         last: The newest of them.

@@ -25,7 +25,7 @@ class TensorVersion(NamedTuple):
         what: ``added``, ``changed``, ``gone`` or ``damaged``: what became of the tensor.
         distance: How far it moved from the version that this one comes from, as a share of its
             length (L2); None: it is unknown.
-        why: Why it can't be read.
+        why: Why it cannot be read.
         before: The first snapshot of the version of the tensor that this one comes from.
     """
 

@@ -162,7 +162,7 @@ class Placer:
         except (CorruptionError, UnknownFormatError) as error:
             # Too many paths: the directory that holds the last of them is not damaged.
             unread = levels if self._budget.is_spent else [level]
-            what = f"the directory can't be read: {error.message}"
+            what = f"the directory cannot be read: {error.message}"
             self._run.ledger.lost(unread[0].path, what)
             for unread_level in unread:
                 unread_level.entries = None
@@ -171,7 +171,7 @@ class Placer:
             return None
 
     def _make_passages(self, levels: list[Level]) -> bool:
-        """Create the passages above a path that is placed; False if one can't be created.
+        """Create the passages above a path that is placed; False if one cannot be created.
 
         That directory is reported, and the walk leaves it with everything below it.
         """

@@ -83,7 +83,7 @@ def ending(error: OSError, path: bytes) -> TargetError:
 
 
 def remedy(error: OSError) -> str:
-    """Return what to do about a target that can't be written."""
+    """Return what to do about a target that cannot be written."""
     do = _REMEDIES.get(error.errno or 0, "run as a user who may write there")
     return f"Choose another place with -d, or {do}."
 

@@ -109,7 +109,7 @@ class TemporaryFiles:
     def write_together(self, files: Sequence[tuple[Job, bytes | memoryview]]) -> None:
         """Write whole files, each as ``write`` does: at most ``TOGETHER``.
 
-        The compiled core writes them without the interpreter's lock. A file that it can't write is
+        The compiled core writes them without the interpreter's lock. A file that it cannot write is
         left to ``write``, which knows what the error means.
 
         Raises:

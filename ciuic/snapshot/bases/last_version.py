@@ -2,7 +2,7 @@
 
 In a file of tensors, the old chunk is the one at the same position within the tensor of the same
 name (tensors without a name are numbered). Outside tensors, and in other files, it is the chunk at
-the same offset. ``torch.save`` uses numbers as names. If the same numbers can't be the same
+the same offset. ``torch.save`` uses numbers as names. If the same numbers cannot be the same
 tensors, the pickle in the file gives the tensors' names.
 """
 

@@ -104,7 +104,7 @@ class ChunkPipeline:
             chunker: The chunker that cut the chunks.
 
         Raises:
-            StoreError: A chunk can't be stored.
+            StoreError: A chunk cannot be stored.
         """
         in_progress: deque[_Batch] = deque()
         next_kept = next(kept, None)

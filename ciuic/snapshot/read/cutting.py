@@ -50,7 +50,7 @@ class Cutter:
         again or counts as being written, and the stored bytes are right, wherever they are cut.
 
         Raises:
-            SourceError: The file can't be read.
+            SourceError: The file cannot be read.
         """
         try:
             read = partial(self.peek, opened)
@@ -89,7 +89,7 @@ class Cutter:
 
         Raises:
             CancelledError: The snapshot was interrupted.
-            SourceError: The file can't be read.
+            SourceError: The file cannot be read.
         """
         self._context.check_stopped()
         # The magic number, which is read of every file, is not counted.
@@ -98,7 +98,7 @@ class Cutter:
         return opened.peek(offset_bytes, length_bytes)
 
     def _by_content(self) -> Cutting:
-        """Cut by content, with a new chunker: threads can't share one."""
+        """Cut by content, with a new chunker: threads cannot share one."""
         from ciuic.chunking.content import IS_COMPILED, ContentChunker
 
         if not IS_COMPILED:

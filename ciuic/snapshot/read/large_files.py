@@ -55,7 +55,7 @@ class LargeFiles:
             return self.unreadable(file, error)
 
     def unreadable(self, file: SourceFile, error: SourceError) -> Entry | None:
-        """Return the entry of a file that can't be read; None if it has vanished.
+        """Return the entry of a file that cannot be read; None if it has vanished.
 
         If a live file is gone and has a frozen version, the frozen version is stored instead.
         """
@@ -195,7 +195,7 @@ def _open(file: SourceFile, *, uid: int) -> OpenFile:
     """Open a file, or its reflink copy, for a process of this user.
 
     Raises:
-        SourceError: It can't be opened, or is no longer a regular file.
+        SourceError: It cannot be opened, or is no longer a regular file.
     """
     copy = file.reflink_copy
     if copy is not None:

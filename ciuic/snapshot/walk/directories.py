@@ -93,7 +93,7 @@ class Directories:
             old_taken_ns: When the parent snapshot began.
 
         Raises:
-            SourceError: The root can't be read.
+            SourceError: The root cannot be read.
         """
         handle = view.open_top()
         with source_faults():
@@ -109,7 +109,7 @@ class Directories:
         """Open a subdirectory; if it was not frozen with its root, open the live directory.
 
         Raises:
-            SourceError: It can't be opened.
+            SourceError: It cannot be opened.
         """
         path = parent.handle.join(name)
         with source_faults():
@@ -135,7 +135,7 @@ class Directories:
             old: The parent snapshot's entry at its path.
 
         Raises:
-            SourceError: It can't be read.
+            SourceError: It cannot be read.
         """
         with source_faults():
             entry.xattrs = xattrs_of(self._rules, old, opened.status, opened.handle.fd)

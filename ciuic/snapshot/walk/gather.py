@@ -105,7 +105,7 @@ class Gatherer:
                 without a copy must still be captured.
 
         Returns:
-            The roots' records, in order; a root that can't be read is recorded as missing.
+            The roots' records, in order; a root that cannot be read is recorded as missing.
 
         Raises:
             CancelledError: ``cancelled`` returned true.

@@ -185,7 +185,7 @@ class Visitor:
         self._tally.append(parent, entry)
 
     def _add_unreadable(self, parent: WalkedDirectory, name: bytes, error: SourceError) -> None:
-        """Warn about a name that can't be read, and add it: a restore removes names it lacks."""
+        """Warn about a name that cannot be read, and add it: a restore removes names it lacks."""
         self._warn(parent, name, error.message)
         if not isinstance(error, VanishedError):
             self._tally.files += 1

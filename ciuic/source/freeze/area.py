@@ -84,7 +84,7 @@ class Area:
             in_subvolume: Make it in a btrfs subvolume of its own, if possible.
 
         Raises:
-            OSError: The area can't be made or written, belongs to another user, or is locked.
+            OSError: The area cannot be made or written, belongs to another user, or is locked.
         """
         path = os.path.join(place, AREA_NAME)
         inner = os.path.join(path, store_id.encode())
@@ -180,7 +180,7 @@ class Area:
         If the file system is full, the reflink copies of older snapshots are removed first.
 
         Raises:
-            OSError: The file can't be copied; nothing is left behind.
+            OSError: The file cannot be copied; nothing is left behind.
         """
         try:
             return self._add_copy(fd, copies_fd)
@@ -297,7 +297,7 @@ def make_top(place: bytes, *, in_subvolume: bool) -> None:
         in_subvolume: Make it a btrfs subvolume, if possible.
 
     Raises:
-        OSError: It can't be made.
+        OSError: It cannot be made.
     """
     path = os.path.join(place, AREA_NAME)
     if in_subvolume:

@@ -250,7 +250,7 @@ class Freezer:
             if choice.how == SUBVOLUME and root in trees:
                 area = self._area(choice)
                 return SubvolumeView(root, previous, area, trees[root], self._request.taken_ns)
-            # If a subvolume can't be frozen, because it holds a swap file, its files still can.
+            # If a subvolume cannot be frozen, because it holds a swap file, its files still can.
             if early is not None:
                 return ReflinkView(root, previous, self._area(choice), early)
         except OSError:

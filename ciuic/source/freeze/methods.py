@@ -47,7 +47,7 @@ def choose(root: bytes) -> Choice:
     if place is None:
         is_readonly = mount is not None and mount.is_readonly
         what = "is mounted read-only" if is_readonly else "is not writable for this user"
-        return Choice(IN_PLACE, f"{kind} {what}, so reflink copies can't be stored there", None)
+        return Choice(IN_PLACE, f"{kind} {what}, so reflink copies cannot be stored there", None)
     if subvolume_top(real) is not None:
         if _may_remove_subvolumes():
             return Choice(SUBVOLUME, "it is in a btrfs subvolume", place)
@@ -56,7 +56,7 @@ def choose(root: bytes) -> Choice:
         why = f"{kind} can share blocks between files"
     reason = _try_reflink(_writable_part(place))
     if reason:
-        return Choice(IN_PLACE, f"{kind} can't share blocks between files: {reason}", None)
+        return Choice(IN_PLACE, f"{kind} cannot share blocks between files: {reason}", None)
     return Choice(REFLINK, why, place)
 
 

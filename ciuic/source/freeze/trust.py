@@ -64,7 +64,7 @@ class FrozenRoot:
         """Return the frozen subvolume; None if there is none, or it is not as recorded.
 
         Raises:
-            OSError: It can't be opened.
+            OSError: It cannot be opened.
         """
         if self.how != "subvolume":
             return None

@@ -76,7 +76,7 @@ class RootView:
         """Open the directory to walk.
 
         Raises:
-            SourceError: The root is missing or can't be read.
+            SourceError: The root is missing or cannot be read.
         """
         return open_root(self.path)
 
@@ -88,7 +88,7 @@ class RootView:
         """Open the live directory of a path in a frozen root.
 
         Raises:
-            OSError: It can't be opened, or is no longer a directory.
+            OSError: It cannot be opened, or is no longer a directory.
         """
         top = os.open(self._real, _OPEN_DIRECTORY)
         try:
@@ -112,7 +112,7 @@ class RootView:
             name: The file's name there.
 
         Raises:
-            OSError: The file can't be copied; the caller reads it in place.
+            OSError: The file cannot be copied; the caller reads it in place.
             SourceError: It is no longer a regular file.
         """
         raise NotImplementedError

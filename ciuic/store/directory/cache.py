@@ -60,7 +60,7 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
 
     Raises:
         BusyError: It belongs to another store, and a process of this machine writes to that.
-        StoreError: The directory can't be made.
+        StoreError: The directory cannot be made.
     """
     digits = derived_hash("ciuic cache of a bucket", name.encode()).hex()[:_NAME_DIGITS]
     path = _made(os.path.join(cache_directory(environment), f"{store_id}-{digits}"))

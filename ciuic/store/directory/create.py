@@ -45,7 +45,7 @@ def create_store(
 
     Raises:
         UsageError: No store can have these lengths.
-        StoreError: The store can't be created; or ``path`` is not empty and not a store.
+        StoreError: The store cannot be created; or ``path`` is not empty and not a store.
     """
     cut = Chunking.of(chunking, chunk_bytes, average_bytes, least_bytes)
     if cut.problem:

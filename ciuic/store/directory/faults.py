@@ -44,7 +44,7 @@ def translated(error: OSError, doing: str, path: str) -> StoreError:
     """Return the store's error for ``error``."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     if isinstance(error, durable.NotSyncedError):
-        return CommitUncertainError(f"{path} was written, but can't be synced: {reason}")
+        return CommitUncertainError(f"{path} was written, but cannot be synced: {reason}")
     message = f"cannot {doing} {path}: {reason}"
     if error.errno == errno.ELOOP:
         return StoreError(

@@ -45,7 +45,7 @@ def status_of(path: str) -> os.stat_result:
     """Return the status of a file, without following a symlink.
 
     Raises:
-        UnreachableError: The file system can't read the status.
+        UnreachableError: The file system cannot read the status.
         OSError: Another error.
     """
     return _reached(path, lambda: nofollow.status(path))
@@ -68,7 +68,7 @@ def _reached(path: str, ask: Callable[[], os.stat_result]) -> os.stat_result:
     except OSError as error:
         if not fails_on_disk(error):
             raise
-        raise UnreachableError(f"can't get the status of {path}: {error.strerror}") from error
+        raise UnreachableError(f"cannot get the status of {path}: {error.strerror}") from error
 
 
 def _twice(ask: Callable[[], T]) -> T:
@@ -84,7 +84,7 @@ def open_regular(path: str) -> int:
     """Open a regular file for reading; the caller closes the descriptor.
 
     Raises:
-        UnreachableError: The file system can't open it.
+        UnreachableError: The file system cannot open it.
         CorruptionError: The path is not a regular file.
         OSError: Another error.
     """
@@ -94,7 +94,7 @@ def open_regular(path: str) -> int:
         if error.errno in _NOT_REGULAR:
             raise CorruptionError(f"{path} is not a regular file") from error
         if fails_on_disk(error):
-            raise UnreachableError(f"{path} can't be opened: {error.strerror}") from error
+            raise UnreachableError(f"{path} cannot be opened: {error.strerror}") from error
         raise
     if not stat.S_ISREG(status.st_mode):
         if fd >= 0:
@@ -108,7 +108,7 @@ def open_or_create(path: str, access: int = os.O_RDWR) -> int:
 
     Raises:
         StoreError: The path is not a regular file.
-        OSError: It can't be opened.
+        OSError: It cannot be opened.
     """
     # O_NONBLOCK: opening a FIFO must not wait for a process at the other end.
     fd = nofollow.open_file(path, access | os.O_CREAT | os.O_NONBLOCK)
@@ -139,7 +139,7 @@ def read_regular(path: str, bytes_max: int) -> bytes:
     """Read a regular file, up to ``bytes_max``.
 
     Raises:
-        CorruptionError: The path is not a regular file, or a sector can't be read.
+        CorruptionError: The path is not a regular file, or a sector cannot be read.
         OSError: Another error.
     """
     with open(open_regular(path), "rb") as file:
@@ -154,14 +154,14 @@ def read_regular(path: str, bytes_max: int) -> bytes:
         except OSError as error:
             if not fails_on_disk(error):
                 raise
-            raise CorruptionError(f"{path} can't be read: the disk reported an error") from error
+            raise CorruptionError(f"{path} cannot be read: the disk reported an error") from error
 
 
 def read_at(fd: int, length_bytes: int, offset_bytes: int) -> bytes:
     """Read up to ``length_bytes`` bytes of a pack.
 
     Raises:
-        CorruptionError: A sector can't be read. This damages what is on it and must not end the
+        CorruptionError: A sector cannot be read. This damages what is on it and must not end the
             run.
         OSError: Another error.
     """
@@ -170,11 +170,11 @@ def read_at(fd: int, length_bytes: int, offset_bytes: int) -> bytes:
     except OSError as error:
         if not fails_on_disk(error):
             raise
-        raise CorruptionError(f"byte {offset_bytes} of a pack can't be read") from error
+        raise CorruptionError(f"byte {offset_bytes} of a pack cannot be read") from error
 
 
 def read_if_possible(fd: int, length_bytes: int, offset_bytes: int) -> bytes:
-    """Like ``read_at``, but return no bytes if a sector can't be read."""
+    """Like ``read_at``, but return no bytes if a sector cannot be read."""
     try:
         return read_at(fd, length_bytes, offset_bytes)
     except CorruptionError:

@@ -38,7 +38,7 @@ def read_header(store_path: str) -> Header:
     """Read and check the header of the store at ``store_path``.
 
     Raises:
-        StoreError: There is no store, it can't be read, or other users can write to it.
+        StoreError: There is no store, it cannot be read, or other users can write to it.
         UnknownFormatError: The store has an unknown version, or needs an unknown feature.
         CorruptionError: The header is damaged.
     """

@@ -60,14 +60,14 @@ class Folder:
     def statuses(
         self, parse: Callable[[str], K | None]
     ) -> dict[K, os.stat_result | UnreachableError]:
-        """Like ``names``, with the status of each file, or why the disk can't give it."""
+        """Like ``names``, with the status of each file, or why the disk cannot give it."""
         return statuses_in(self.path, parse)
 
     def read(self, name: str, bytes_max: int) -> bytes:
         """Read a file, at most its first ``bytes_max`` bytes.
 
         Raises:
-            UnreachableError: The disk can't read it.
+            UnreachableError: The disk cannot read it.
         """
         path = self.path_of(name)
         with store_faults("read", path):
@@ -77,7 +77,7 @@ class Folder:
         """Return when a file was written, in nanoseconds since 1970.
 
         Raises:
-            UnreachableError: The disk can't read its status.
+            UnreachableError: The disk cannot read its status.
         """
         path = self.path_of(name)
         with store_faults("read", path):

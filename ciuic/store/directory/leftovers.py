@@ -25,7 +25,7 @@ def remove_leftovers(store_path: str) -> dict[str, str]:
         The files that stay, by their path in the store, each with the reason.
 
     Raises:
-        StoreError: A file can't be removed for another reason.
+        StoreError: A file cannot be removed for another reason.
     """
     stuck: dict[str, str] = {}
     directory = os.path.join(store_path, layout.TEMPORARY)
@@ -38,15 +38,15 @@ def remove_leftovers(store_path: str) -> dict[str, str]:
             except OSError as error:
                 if not fails_on_disk(error):
                     raise
-                stuck[place] = f"{path} can't be removed: {error.strerror}"
+                stuck[place] = f"{path} cannot be removed: {error.strerror}"
     return stuck
 
 
 def unreachable_leftovers(store_path: str) -> dict[str, UnreachableError]:
-    """Map the leftovers whose status can't be read, by their path in the store, to the reason.
+    """Map the leftovers whose status cannot be read, by their path in the store, to the reason.
 
     Raises:
-        StoreError: The directory can't be listed.
+        StoreError: The directory cannot be listed.
     """
     found: dict[str, UnreachableError] = {}
     directory = os.path.join(store_path, layout.TEMPORARY)

@@ -4,7 +4,7 @@ Two locks together keep apart the processes that change a store. A process that 
 holds both alone. A process that only adds holds ``lock.write`` alone while it opens the store, and
 then shares ``lock.add`` with the others that add. ``lock.read`` is shared by readers, and is meant
 for changes that exclude readers, which no version of ciuic makes yet. On a read-only mount a lock
-file can't be opened, and no lock is needed: no process can write there.
+file cannot be opened, and no lock is needed: no process can write there.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Lock:
         Raises:
             BusyError: Another process still holds it; the message names it if it is known.
             CancelledError: ``cancelled`` turned true while another process held it.
-            StoreError: The lock file can't be created.
+            StoreError: The lock file cannot be created.
         """
         _wait_for(self.try_alone, wait_s, lambda: _busy(self.path, self.holder()), cancelled)
         self.sign()
@@ -52,7 +52,7 @@ class Lock:
         If a change of the lock fails, this process holds neither.
 
         Raises:
-            StoreError: The lock file can't be created.
+            StoreError: The lock file cannot be created.
         """
         return self._try(fcntl.LOCK_EX)
 
@@ -60,7 +60,7 @@ class Lock:
         """Share the lock, or change an exclusive lock into that, unless another holds it alone.
 
         Raises:
-            StoreError: The lock file can't be created.
+            StoreError: The lock file cannot be created.
         """
         return self._try(fcntl.LOCK_SH)
 
@@ -141,7 +141,7 @@ class WriteLocks:
         Raises:
             BusyError: Another process still changes it; the message names it if it is known.
             CancelledError: ``cancelled`` turned true while another process changed it.
-            StoreError: A lock file can't be created.
+            StoreError: A lock file cannot be created.
         """
         _wait_for(self.try_alone, wait_s, self._busy, cancelled)
 
@@ -149,7 +149,7 @@ class WriteLocks:
         """Keep out all other processes that change the store, unless there are some.
 
         Raises:
-            StoreError: A lock file can't be created.
+            StoreError: A lock file cannot be created.
         """
         self._others_add = False
         if not self._write.try_alone():
@@ -173,7 +173,7 @@ class WriteLocks:
         Raises:
             BusyError: Another process removes or replaces something, or still opens the store.
             CancelledError: ``cancelled`` turned true while it did.
-            StoreError: A lock file can't be created.
+            StoreError: A lock file cannot be created.
         """
         try:
             self._write.take_alone(wait_s, cancelled)
@@ -182,7 +182,7 @@ class WriteLocks:
                 raise
             self._write.take_alone(_OPENING_S, cancelled)
         # A process that wants ``lock.add`` alone takes ``lock.write`` first, which this process
-        # holds. So nothing else can take ``lock.add`` alone now: if it can't be shared, another
+        # holds. So nothing else can take ``lock.add`` alone now: if it cannot be shared, another
         # process had it before.
         is_alone = self._add.try_alone()
         if not self._add.try_shared():

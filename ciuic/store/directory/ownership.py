@@ -35,7 +35,7 @@ def is_foreign(store_path: str) -> bool:
     """Return whether the store belongs to a user whom this process does not trust.
 
     Raises:
-        StoreError: The status of the directory can't be read.
+        StoreError: The status of the directory cannot be read.
     """
     with store_faults("look at", store_path):
         return not _is_trusted(nofollow.status(store_path).st_uid)

@@ -18,7 +18,7 @@ def read_footer(fd: int, pack_id: PackId, *, strict: bool = True) -> list[Packed
     Raises:
         UnknownFormatError: ``strict``, and it lists a frame that this version does not know.
         CorruptionError: The footer is missing, damaged, or that of another pack.
-        OSError: The file can't be read.
+        OSError: The file cannot be read.
     """
     read = functools.partial(read_at, fd)
     return pack.footer_frames(read, os.fstat(fd).st_size, pack_id, strict=strict)

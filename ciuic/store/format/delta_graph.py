@@ -47,11 +47,11 @@ def count_deltas(bases: Mapping[ChunkId, Sequence[ChunkId]]) -> dict[ChunkId, in
 def chain_length(bases: Sequence[ChunkId], counts: Mapping[ChunkId, int]) -> int:
     """Return how many deltas a chunk takes that is a delta against these bases.
 
-    Above ``CHAIN_MAX`` if it can't be decoded.
+    Above ``CHAIN_MAX`` if it cannot be decoded.
 
     Args:
         bases: Its delta bases; none if it is no delta.
-        counts: How many each base takes; a base that can't be decoded is missing.
+        counts: How many each base takes; a base that cannot be decoded is missing.
     """
     if not bases:
         return 0

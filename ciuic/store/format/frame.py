@@ -198,7 +198,7 @@ def header_bytes_needed(start: bytes | memoryview) -> int:
         raise CorruptionError("no frame starts here")
     count: int = _COUNT.unpack_from(start, _COUNT_AT)[0]
     if not 1 <= count <= CHUNKS_MAX:
-        raise CorruptionError(f"a frame can't hold {counted(count, 'chunk')}")
+        raise CorruptionError(f"a frame cannot hold {counted(count, 'chunk')}")
     return HEADER_BYTES + count * _SLOT_BYTES
 
 

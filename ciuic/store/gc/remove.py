@@ -68,7 +68,7 @@ class Removals:
         """Begin to remove packs that are no longer in the chunk index.
 
         Raises:
-            StoreError: A pack that was added before can't be removed.
+            StoreError: A pack that was added before cannot be removed.
         """
         for pack_id in pack_ids:
             self._is_durable = False
@@ -80,7 +80,7 @@ class Removals:
         """Wait until all packs are removed and their space is free.
 
         Raises:
-            StoreError: A pack can't be removed, or the work of ``begin_with`` has failed.
+            StoreError: A pack cannot be removed, or the work of ``begin_with`` has failed.
         """
         if self._first is not None:
             self._first.result()

@@ -61,7 +61,7 @@ class Rewritten(NamedTuple):
     Attributes:
         written: The new packs.
         removed: The emptied packs.
-        damaged: Packs that stay, because a needed chunk in them can't be read.
+        damaged: Packs that stay, because a needed chunk in them cannot be read.
     """
 
     written: PackTotals
@@ -248,7 +248,7 @@ class Rewriter(Generic[_Pack]):
         In the second case the copy without base takes a little more, and the next prune removes the
         delta base.
         """
-        # A delta of a codec that this version can't decode is copied as it is.
+        # A delta of a codec that this version cannot decode is copied as it is.
         if frame.codec in DIFFERENCES and any(map(self._marks.has_one_use, frame.delta_bases)):
             return True
         return any(

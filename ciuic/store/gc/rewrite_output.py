@@ -63,7 +63,7 @@ def remove_from_index(index: ChunkIndex, pack_ids: Sequence[PackId]) -> None:
 
     Raises:
         StoreFullError: The disk is full.
-        StoreError: The chunk index can't be written.
+        StoreError: The chunk index cannot be written.
     """
     if pack_ids:
         index.remove_packs(pack_ids)
@@ -257,7 +257,7 @@ class PackOutput:
         """Make a complete pack durable, then remove the packs that it emptied.
 
         Raises:
-            StoreError: The new pack or the chunk index can't be written; no pack was removed.
+            StoreError: The new pack or the chunk index cannot be written; no pack was removed.
         """
         try:
             self._commit(pack, pack_id, emptied)

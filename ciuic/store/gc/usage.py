@@ -1,7 +1,7 @@
 """Measures how much of each pack the kept snapshots need.
 
 The chunks of a pack and their delta bases are read from the pack's footer and not from the chunk
-index: a wrong row must not cost data. A pack whose footer can't be read may contain anything, and
+index: a wrong row must not cost data. A pack whose footer cannot be read may contain anything, and
 is not touched. Its delta bases, as far as its parity or the rest of the pack names them, count as
 needed: a repair needs them. If a chunk is in several packs, one copy is kept, preferably one
 without base, and only after it was read and found sound.
@@ -111,7 +111,7 @@ def measure_usage(
     Raises:
         UnknownFormatError: A pack contains frames of a later version, whose delta bases are
             unknown.
-        UnreachableError: A pack can't be opened, so its delta bases are unknown.
+        UnreachableError: A pack cannot be opened, so its delta bases are unknown.
     """
     known: dict[PackId, list[PackedFrame]] = {}
     unreadable = follow_delta_bases(packs, sizes, marks, check=check, known=known)
@@ -204,7 +204,7 @@ def read_frames(packs: Packs, pack_id: PackId, *, repair: bool = False) -> list[
             return repaired_frames(_store_of(opened), pack_id, opened.fd)
     except UnknownFormatError as error:
         raise UnknownFormatError(
-            f"pack {pack_id.hex()[:12]}: {error.message}; what it needs can't be known"
+            f"pack {pack_id.hex()[:12]}: {error.message}; what it needs cannot be known"
         ) from error
 
 

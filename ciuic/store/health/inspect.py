@@ -54,7 +54,7 @@ class PackCheck(NamedTuple):
         footer_ok: The footer is sound and belongs to this pack.
         bad: The damaged ranges, in the order of the pack.
         what: What is wrong with the pack as a whole; empty if it is sound.
-        unknown_codecs: Numbers of the codecs of frames that this version can't decode.
+        unknown_codecs: Numbers of the codecs of frames that this version cannot decode.
         unknown: Which frames a later version wrote; empty if there are none. They are not checked.
     """
 
@@ -80,7 +80,7 @@ def inspect_pack(
     Raises:
         CancelledError: ``cancelled`` returned true.
         UnreachableError: The file system is not reachable.
-        StoreError: The pack can't be read for another reason. Damage is not raised.
+        StoreError: The pack cannot be read for another reason. Damage is not raised.
     """
     path = os.path.join(store_path, layout.PACKS, layout.pack_name(pack_id))
     with store_faults("read", path):
@@ -123,7 +123,7 @@ def pack_frames(store_path: str, pack_id: PackId) -> list[PackedFrame]:
     Frames that this version does not know are left out.
 
     Raises:
-        StoreError: The pack can't be read.
+        StoreError: The pack cannot be read.
     """
     path = os.path.join(store_path, layout.PACKS, layout.pack_name(pack_id))
     with store_faults("read", path):

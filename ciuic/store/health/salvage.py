@@ -40,8 +40,8 @@ def repaired_frames(
     """Read the footer of a damaged pack with its parity; without parity, salvage its frames.
 
     Raises:
-        StoreError: The parity can't be read, for a reason other than damage.
-        OSError: The pack can't be read.
+        StoreError: The parity cannot be read, for a reason other than damage.
+        OSError: The pack cannot be read.
         UnknownFormatError: ``strict``, and the pack is of a later version.
     """
     with (
@@ -56,7 +56,7 @@ def listed_or_salvaged(fd: int, pack_id: PackId) -> list[PackedFrame]:
     """Return the frames of a pack from its footer or, without one, from the frame headers.
 
     Raises:
-        OSError: The pack can't be read, for a reason other than damage.
+        OSError: The pack cannot be read, for a reason other than damage.
         UnknownFormatError: The footer lists a frame of a later version.
     """
     try:
@@ -72,7 +72,7 @@ def salvage_frames(fd: int) -> list[PackedFrame]:
     of every chunk in any case.
 
     Raises:
-        OSError: The pack can't be read, for a reason other than damage.
+        OSError: The pack cannot be read, for a reason other than damage.
     """
     with Window(fd) as window:
         return find_frames(window).frames
@@ -221,7 +221,7 @@ def _find_magic(window: Window, start: int) -> int:
         try:
             data = bytes(window.view(at, length + len(FRAME_MAGIC) - 1))
         except CorruptionError:
-            # Continue sector by sector around the sector that can't be read.
+            # Continue sector by sector around the sector that cannot be read.
             length = SECTOR_BYTES - at % SECTOR_BYTES
             try:
                 data = bytes(window.view(at, length))

@@ -32,7 +32,7 @@ def _is_sound(read: Callable[[int, int], bytes], packed: PackedFrame) -> bool:
     """Return whether ``read`` (length, offset) returns this frame, to the last bit.
 
     Raises:
-        CorruptionError: The frame can't be read.
+        CorruptionError: The frame cannot be read.
     """
     data = memoryview(read(packed.frame.total_bytes, packed.offset_bytes))
     payload = data[len(packed.header) :]
@@ -47,7 +47,7 @@ def sound_payload(read: Callable[[int, int], bytes], packed: PackedFrame) -> byt
     """Return the payload of a frame if it is what was written; its header may be damaged there.
 
     Raises:
-        CorruptionError: The payload can't be read.
+        CorruptionError: The payload cannot be read.
     """
     payload = read(packed.frame.stored_bytes, packed.offset_bytes + len(packed.header))
     is_complete = len(payload) == packed.frame.stored_bytes

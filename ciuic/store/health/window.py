@@ -59,7 +59,7 @@ class Window:
         """Return bytes of the pack, fewer at its end; valid until the next call.
 
         Raises:
-            CorruptionError: The disk can't read a sector among them.
+            CorruptionError: The disk cannot read a sector among them.
             CancelledError: ``cancelled`` returned true.
             OSError: Another error of the file system.
         """
@@ -95,7 +95,7 @@ class Window:
         while filled < length:
             count = self._read(whole[filled:length], begin + filled)
             filled += count
-            # A direct read can't continue after a short read: its offset must be aligned.
+            # A direct read cannot continue after a short read: its offset must be aligned.
             if count == 0 or filled % SECTOR_BYTES:
                 break
         self._view = whole[:filled]
@@ -118,7 +118,7 @@ class Window:
         except OSError as error:
             if not fails_on_disk(error):
                 raise
-            raise CorruptionError(f"byte {at} of a pack can't be read") from error
+            raise CorruptionError(f"byte {at} of a pack cannot be read") from error
 
 
 def _open_direct(fd: int) -> int | None:

@@ -90,7 +90,7 @@ def better_places(
     copies |= {chunk_id: [copy] for chunk_id, copy in places.items()}
     chosen: dict[ChunkId, _Copy] = {}
     if shut_packs:
-        # First among open packs alone; then what these can't decode, with all packs.
+        # First among open packs alone; then what these cannot decode, with all packs.
         chosen = _shortest(
             {
                 chunk_id: [copy for copy in found if copy.pack not in shut_packs]

@@ -83,7 +83,7 @@ class Database:
 
     Raises:
         IndexDamagedError: The file is not a database of this schema, or is about another store.
-        StoreError: The file can't be opened for another reason.
+        StoreError: The file cannot be opened for another reason.
     """
 
     def __init__(self, path: str, *, write: bool, store_id: str = "") -> None:

@@ -2,7 +2,7 @@
 
 A command that needs every chunk of a store would query the chunk index a hundred thousand times.
 The footers contain the same answers in sequence, and the name of a pack has a hash of its footer.
-A listing is incomplete: it lacks packs whose footers can't be read and chunks above its limit, and
+A listing is incomplete: it lacks packs whose footers cannot be read and chunks above its limit, and
 a prune may have moved chunks since. Look up chunks that are not listed in the chunk index.
 """
 

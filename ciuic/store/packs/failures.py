@@ -18,7 +18,7 @@ __all__ = [
 
 
 class Elsewhere(Protocol):
-    """Other stores that may have a chunk which can't be read here. Used from any thread."""
+    """Other stores that may have a chunk which cannot be read here. Used from any thread."""
 
     def chunk(self, chunk_id: ChunkId, kind: int) -> bytes | memoryview | None:
         """Return the plain bytes of a chunk; None if no other store has it.
@@ -73,7 +73,7 @@ class ChainTooLongError(CorruptionError):
 
 
 class LostBaseError(CorruptionError):
-    """A delta base can't be read. The message names the end of the delta chain, and why."""
+    """A delta base cannot be read. The message names the end of the delta chain, and why."""
 
 
 class Descent:
@@ -130,4 +130,4 @@ class Descent:
             self.is_below = True
             if isinstance(error, LostBaseError):
                 raise
-            raise LostBaseError(f"its delta base can't be read: {error.message}") from error
+            raise LostBaseError(f"its delta base cannot be read: {error.message}") from error

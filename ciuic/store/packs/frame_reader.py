@@ -167,7 +167,7 @@ class FrameReader:
         pack = self._packs.get(place.pack_id)
         if pack.fd < 0:
             return None
-        # If parity can't be read either, the caller reports the damage of the frame.
+        # If parity cannot be read either, the caller reports the damage of the frame.
         with contextlib.suppress(StoreError):
             with (
                 store_faults("read", pack.name),

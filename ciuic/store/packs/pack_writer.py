@@ -69,7 +69,7 @@ class PackFile:
         is_full: No further frame should be added.
 
     Raises:
-        OSError: The file can't be created or written; the caller then discards it.
+        OSError: The file cannot be created or written; the caller then discards it.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class PackFile:
         for its actual length.
 
         Raises:
-            OSError: The pack can't be read back.
+            OSError: The pack cannot be read back.
         """
         if not self._parity_share:
             return None
@@ -252,7 +252,7 @@ def publish_pack(store_path: str, pack: PackFile, pack_id: PackId) -> None:
     that the next snapshot uses and that no parity protects.
 
     Raises:
-        StoreError: The pack or its parity can't be written.
+        StoreError: The pack or its parity cannot be written.
     """
     place = os.path.join(store_path, layout.PACKS)
     final = os.path.join(place, layout.pack_name(pack_id))

@@ -48,7 +48,7 @@ class StoreReader:
     Attributes:
         failures: What to do when a chunk that could not be read is read again.
         prepared: The places that ``prepare_reads`` was given last, with those of the chains below.
-        elsewhere: Is asked for a chunk that can't be read here, unless the read is to repair
+        elsewhere: Is asked for a chunk that cannot be read here, unless the read is to repair
             nothing; None: nothing is.
     """
 
@@ -247,7 +247,7 @@ class StoreReader:
         return part
 
     def _taken(self, chunk_id: ChunkId, kind: int, descent: Descent) -> bytes | memoryview | None:
-        """Return a chunk that can't be read here from elsewhere; None if it is not there."""
+        """Return a chunk that cannot be read here from elsewhere; None if it is not there."""
         if self.elsewhere is None or not descent.repair:
             return None
         found = self.elsewhere.chunk(chunk_id, kind)

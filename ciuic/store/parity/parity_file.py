@@ -89,7 +89,7 @@ class Parity:
         return None if page is None else page[place]
 
     def read_row(self, row: int, offset_bytes: int, length_bytes: int) -> bytes:
-        """Return a range of a row of parity, with zeros for what can't be read."""
+        """Return a range of a row of parity, with zeros for what cannot be read."""
         at = self._rows_at + row * self.shape.segment_bytes + offset_bytes
         return read_or_zeros(self._fd, length_bytes, at, self.shape.sector_bytes)
 
@@ -141,8 +141,8 @@ def inspect_parity(store_path: str, pack_id: PackId) -> str:
     """Read a pack's whole parity file; returns what is wrong with it, or an empty string.
 
     Raises:
-        UnreachableError: The file system can't open the file.
-        StoreError: It can't be read for a reason that is not damage.
+        UnreachableError: The file system cannot open the file.
+        StoreError: It cannot be read for a reason that is not damage.
     """
     path = parity_path(store_path, pack_id)
     with store_faults("read", path):

@@ -144,7 +144,7 @@ def make_parity(fd: int, share: float) -> ParityMaker:
     """Compute the parity of an existing pack from its file.
 
     Raises:
-        OSError: The pack can't be read.
+        OSError: The pack cannot be read.
     """
     maker = ParityMaker(shape_for(os.fstat(fd).st_size, share), core())
     buffer = _buffers.take()
@@ -169,7 +169,7 @@ def write_parity(store_path: str, pack_id: PackId, maker: ParityMaker) -> None:
     """Write the parity file of a pack; it is durable when ``parity/`` is synced.
 
     Raises:
-        StoreError: The file can't be written; nothing of it is left.
+        StoreError: The file cannot be written; nothing of it is left.
     """
     directory = os.path.join(store_path, layout.PARITY)
     with store_faults("write to", directory):

@@ -56,7 +56,7 @@ class ParityReader:
 
         Raises:
             CorruptionError: More is damaged than the parity can restore.
-            OSError: The pack or its parity can't be read, for a reason that is not damage.
+            OSError: The pack or its parity cannot be read, for a reason that is not damage.
         """
         sector_bytes = self._shape.sector_bytes
         end = min(offset_bytes + length_bytes, self.size_bytes)
@@ -206,7 +206,7 @@ def open_parity_reader(store_path: str, pack_id: PackId, fd: int) -> Iterator[Pa
 
     Raises:
         CorruptionError: The pack has no parity, or none that can be used.
-        StoreError: The parity can't be read for another reason.
+        StoreError: The parity cannot be read for another reason.
     """
     path = parity_path(store_path, pack_id)
     with store_faults("read", path):

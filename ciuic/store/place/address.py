@@ -44,8 +44,8 @@ def open_place(
         clock: Measures and makes the pauses between attempts.
 
     Raises:
-        UsageError: The address can't be understood, or the credentials file can't be used.
-        StoreError: The directory can't be found.
+        UsageError: The address cannot be understood, or the credentials file cannot be used.
+        StoreError: The directory cannot be found.
     """
     options = options or PlaceOptions()
     if address.startswith("/"):
@@ -105,7 +105,7 @@ def _endpoint(environment: Mapping[str, str]) -> str:
     """Return the URL of the server that the environment names; empty: it names none.
 
     Raises:
-        UsageError: It can't be one, and the client would abort. The message does not quote it,
+        UsageError: It cannot be one, and the client would abort. The message does not quote it,
             because it may hold a password.
     """
     for name in _ENDPOINTS:
@@ -113,7 +113,7 @@ def _endpoint(environment: Mapping[str, str]) -> str:
             try:
                 return endpoint_url(value)
             except ValueError as error:
-                raise UsageError(f"{name} can't be used: {error}", hint=_unset(name)) from None
+                raise UsageError(f"{name} cannot be used: {error}", hint=_unset(name)) from None
     return ""
 
 
@@ -121,7 +121,7 @@ def _check_region(environment: Mapping[str, str]) -> None:
     """Refuse a region of the environment with which the client would abort.
 
     Raises:
-        UsageError: It can't be one.
+        UsageError: It cannot be one.
     """
     for name in _REGIONS:
         if (value := environment.get(name)) and not _REGION.fullmatch(value):
@@ -135,7 +135,7 @@ def _unset(name: str) -> str:
 def _s3(
     bucket: str,
     prefix: str,
-    # Any: a TypedDict of obstore that can't be imported at run time.
+    # Any: a TypedDict of obstore that cannot be imported at run time.
     config: Any,
     *,
     timeout_s: float = _BULK_S,
@@ -161,7 +161,7 @@ def _with_bucket(endpoint: str, bucket: str) -> str:
 
 
 def _gcs(bucket: str, prefix: str, options: PlaceOptions) -> ObjectStore:
-    # Any: a TypedDict of obstore that can't be imported at run time.
+    # Any: a TypedDict of obstore that cannot be imported at run time.
     config: Any = {}
     if options.credentials_file:
         config["application_credentials"] = options.credentials_file

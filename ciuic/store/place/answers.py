@@ -113,7 +113,7 @@ def _unanswered(text: str, doing: str, url: str) -> StoreError | TransientError:
     if _TIME_OUT.search(text):
         return TransientError("the server did not answer in time")
     if _NO_CONNECTION.search(text):
-        return TransientError("the server can't be reached")
+        return TransientError("the server cannot be reached")
     if _CUT.search(text):
         return TransientError("the server's answer ended early")
     return TransientError("the connection failed")

@@ -93,7 +93,7 @@ class StoreInBucket:
             only: Nothing is read of snapshots whose IDs do not begin with this.
 
         Raises:
-            StoreError: The bucket can't be read, or the directory can't be written.
+            StoreError: The bucket cannot be read, or the directory cannot be written.
         """
         # The marks first. After the manifests, they could have the mark of a newer snapshot, whose
         # manifest then seems lost. They could also lack those of a snapshot that a prune deletes,
@@ -191,7 +191,7 @@ class StoreInBucket:
         """Ask the bucket whether it has a snapshot's manifest, and no tombstone in its place.
 
         Raises:
-            StoreError: It can't be asked.
+            StoreError: It cannot be asked.
         """
         try:
             return self._place.size_bytes(_manifest_key(snapshot_id)) != TOMBSTONE_BYTES
@@ -238,7 +238,7 @@ class StoreInBucket:
         """Return the shut packs. A session asks for them after it has its lease.
 
         Raises:
-            StoreError: The condemnations and verdicts can't be read.
+            StoreError: The condemnations and verdicts cannot be read.
         """
         return self.condemned.shut_packs()
 
@@ -247,7 +247,7 @@ class StoreInBucket:
 
         Raises:
             MissingError: It is gone.
-            StoreError: It can't be read.
+            StoreError: It cannot be read.
         """
         return self._place.get(f"{layout.MARKS}/{name}", MARK_BYTES_MAX)
 
@@ -263,7 +263,7 @@ class StoreInBucket:
         Raises:
             UnknownFormatError: Writers need a feature that this ciuic does not know.
             CommitUncertainError: The server has not answered, and some may be created.
-            StoreError: One can't be created; others may be.
+            StoreError: One cannot be created; others may be.
         """
         self._refuse_unknown()
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "marks") as pool:
@@ -285,7 +285,7 @@ class StoreInBucket:
         """Announce a writer that will commit a snapshot, before it relies on any pack.
 
         Raises:
-            StoreError: The bucket can't be written to.
+            StoreError: The bucket cannot be written to.
             UnknownFormatError: Writers need a feature that this ciuic does not know.
         """
         self._hold({snapshot_lease(snapshot_id): f"{snapshot_id} {session_id.hex()}"})
@@ -302,7 +302,7 @@ class StoreInBucket:
         unless a prune changes it first: then this session is revoked too.
 
         Raises:
-            StoreError: The bucket can't be written to.
+            StoreError: The bucket cannot be written to.
             UnknownFormatError: Writers need a feature that this ciuic does not know.
         """
         # Before the leases: a prune that revokes one of them then changes the tombstone after this
@@ -345,7 +345,7 @@ class StoreInBucket:
         self._leases.keep()
 
     def end_writing(self) -> None:
-        """Delete the leases; one that can't be deleted only delays a removal of packs."""
+        """Delete the leases; one that cannot be deleted only delays a removal of packs."""
         self._leases.end()
         # A session does not commit its segments, so no prune needs to wait for them.
         with contextlib.suppress(StoreError):
@@ -356,7 +356,7 @@ class StoreInBucket:
 
         Raises:
             MissingError: It is gone; a purge may have left a tombstone in its place.
-            StoreError: It can't be read.
+            StoreError: It cannot be read.
         """
         key = _manifest_key(snapshot_id)
         data = self._place.get(key, MANIFEST_BYTES_MAX)
@@ -444,7 +444,7 @@ def open_bucket(
             and ``StaleHeaderError`` then means: open it again, without this.
 
     Raises:
-        StoreError: There is no store, or it can't be read.
+        StoreError: There is no store, or it cannot be read.
         UnknownFormatError: The store has an unknown version, or needs an unknown feature.
     """
     kept = only_kept_header(environment, place.name) if trusts_kept else None

@@ -43,7 +43,7 @@ def find_access_key(path: str, environment: Mapping[str, str]) -> AccessKey | No
         None: There is none. The client may get one from the machine that it runs on.
 
     Raises:
-        UsageError: The file can't be used; the message has nothing of its content.
+        UsageError: The file cannot be used; the message has nothing of its content.
     """
     if not path:
         key_id = environment.get("AWS_ACCESS_KEY_ID", "")
@@ -94,6 +94,6 @@ def _read(path: str) -> str:
             return file.read(_BYTES_MAX).decode()
     except OSError as error:
         raise UsageError(
-            f"the credentials file {path} can't be read: {error.strerror}",
+            f"the credentials file {path} cannot be read: {error.strerror}",
             hint="Name a file that this user can read.",
         ) from error

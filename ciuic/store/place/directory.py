@@ -194,7 +194,7 @@ class DirectoryPlace:
         with contextlib.ExitStack() as stack:
             if not stack.enter_context(self._locked(os.path.dirname(path))):
                 raise UnsupportedError(
-                    f"the file system of {self.path} can't lock a directory",
+                    f"the file system of {self.path} cannot lock a directory",
                     hint="Put the store on a local file system.",
                 )
             with self._reading("read", path):

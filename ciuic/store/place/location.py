@@ -49,7 +49,7 @@ def split_address(address: str) -> SplitResult:
     """Split and check the URL of a store.
 
     Raises:
-        UsageError: It can't be the URL of a store. What may be a password is not quoted.
+        UsageError: It cannot be the URL of a store. What may be a password is not quoted.
     """
     hint = "Write a path, or s3://bucket/prefix, gs://bucket/prefix or az://container/prefix."
     try:
@@ -65,7 +65,7 @@ def split_address(address: str) -> SplitResult:
     if not url.scheme or url.scheme not in _SCHEMES:
         # Not quoted as a whole: what a user puts into a URL of another kind may be secret.
         what = f"'{url.scheme}:' is not a kind of store" if url.scheme else "it is a relative path"
-        raise UsageError(f"the store's address can't be used: {what}", hint=hint)
+        raise UsageError(f"the store's address cannot be used: {what}", hint=hint)
     if url.query or url.fragment:
         raise UsageError(
             f"the store's address {address.partition('?')[0].partition('#')[0]!r} is followed"

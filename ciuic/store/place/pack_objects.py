@@ -307,7 +307,7 @@ class PackObjects:
         """Begin to upload a completed pack, and remove its file; ``sync`` waits for the end.
 
         Raises:
-            StoreError: The file can't be read, or an earlier upload has failed.
+            StoreError: The file cannot be read, or an earlier upload has failed.
         """
         # First the turn, then the content: a pack in memory is up to 64 MiB.
         self._turns.acquire()

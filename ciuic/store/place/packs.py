@@ -44,7 +44,7 @@ class OpenPack(Protocol):
         """Return a part of it; less at its end.
 
         Raises:
-            CorruptionError: The part can't be read, because of damage.
+            CorruptionError: The part cannot be read, because of damage.
             StoreError: The store failed.
         """
         ...
@@ -78,7 +78,7 @@ class Packs(Protocol):
         ...
 
     def size_bytes(self, pack_id: PackId) -> int | None:
-        """Return a pack's length; None if the pack is gone or its status can't be read."""
+        """Return a pack's length; None if the pack is gone or its status cannot be read."""
         ...
 
     def open(self, pack_id: PackId) -> OpenPack:

@@ -11,7 +11,7 @@ Errors, by what the caller must do:
     StoreFullError      free some space
     OfflineError        try later; a write may have happened, or may still happen
     CommitUncertainError  the object is written, but a power cut may still undo that
-    CorruptionError     the answer is shorter than the object, or a disk can't read it
+    CorruptionError     the answer is shorter than the object, or a disk cannot read it
     UnsupportedError    the place lacks conditional writes
     BusyError           another process holds the lock of a directory: try later
 """
@@ -55,7 +55,7 @@ class Listed:
 
     Attributes:
         key: Its key.
-        size_bytes: Its size; None: the disk can't tell, and reading it says why.
+        size_bytes: Its size; None: the disk cannot tell, and reading it says why.
     """
 
     key: str

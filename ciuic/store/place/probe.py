@@ -45,7 +45,7 @@ def probe(place: Place) -> Abilities:
     Raises:
         AccessDeniedError: This process may not write there.
         OfflineError: The place does not answer.
-        StoreError: The place can't be used.
+        StoreError: The place cannot be used.
     """
     base = f"{_FOLDER}/{os.urandom(8).hex()}"
     keys = [f"{base}-{name}" for name in ("put", "create", "race", "replace")]

@@ -97,7 +97,7 @@ def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bo
     Raises:
         UsageError: No store can have this chunking.
         UnsupportedError: The object store ignores the conditions of writes.
-        StoreError: The store can't be created, or the prefix holds something else.
+        StoreError: The store cannot be created, or the prefix holds something else.
     """
     if chunking.problem:
         raise UsageError(chunking.problem, hint="'ciuic init --help' has the limits.")
@@ -157,7 +157,7 @@ def refuse_lost_header(place: Place) -> None:
     """Refuse a place that has a manifest or a pack of a store; it is known to have no header.
 
     Raises:
-        StoreError: It has one, or it can't be listed.
+        StoreError: It has one, or it cannot be listed.
     """
     parsers = (
         (layout.SNAPSHOTS, layout.parse_manifest_name),

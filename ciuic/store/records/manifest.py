@@ -276,7 +276,7 @@ def _root(record: _RootRecord) -> Root:
 
 
 def _wrong_roots(paths: list[bytes]) -> str:
-    """Return why these paths can't be the roots of a snapshot; empty if they can.
+    """Return why these paths cannot be the roots of a snapshot; empty if they can.
 
     A path in another form would lead a restore to another place, and a root inside another root
     would give one directory two trees.
@@ -294,7 +294,7 @@ def _wrong_roots(paths: list[bytes]) -> str:
 
 
 def _words(text: str) -> str:
-    """Escape surrogates, which JSON can't hold, in text that may contain names of programs."""
+    """Escape surrogates, which JSON cannot hold, in text that may contain names of programs."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

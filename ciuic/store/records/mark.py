@@ -28,7 +28,7 @@ class Mark(NamedTuple):
         tags: All its tags.
         pinned: It is pinned.
         forgotten_ns: When it was forgotten; None: it is listed.
-        purged: It is being deleted for good, and can't be brought back.
+        purged: It is being deleted for good, and cannot be brought back.
         note: What a person has written about it; empty: nothing.
     """
 

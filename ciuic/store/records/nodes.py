@@ -186,7 +186,7 @@ def index_children(data: bytes, level: int) -> list[Child]:
         CorruptionError: ``data`` is not an index node of this level.
     """
     if not 0 < level <= LEVEL_MAX:
-        raise CorruptionError(f"a node can't be at level {level}")
+        raise CorruptionError(f"a node cannot be at level {level}")
     children = decode_node(_index_decoder, data, level).items
     if not children:
         raise CorruptionError("an index node has no children")
@@ -211,7 +211,7 @@ def decode_node(decoder: "msgspec.msgpack.Decoder[AnyNode]", data: bytes, level:
     try:
         node = decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptionError(f"a node can't be decoded: {error}") from error
+        raise CorruptionError(f"a node cannot be decoded: {error}") from error
     if node.level != level:
         raise CorruptionError(f"a node is of level {node.level} where level {level} is expected")
     return node

@@ -75,7 +75,7 @@ def _decoded(data: bytes, kind: type[Document]) -> Document:
         data.decode()  # msgspec does not check the fields that it skips
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptionError(f"the document can't be decoded: {error}") from error
+        raise CorruptionError(f"the document cannot be decoded: {error}") from error
 
 
 def _checked(data: bytes, kind: type[Document]) -> Document:
@@ -104,7 +104,7 @@ def _check_keys(data: bytes) -> None:
         # Numbers stay text: Python refuses to convert very long ones.
         json.loads(data, object_pairs_hook=_refuse_repeated, parse_int=str, parse_float=str)
     except (ValueError, RecursionError) as error:
-        raise CorruptionError(f"the document can't be decoded: {error}") from error
+        raise CorruptionError(f"the document cannot be decoded: {error}") from error
 
 
 def _refuse_repeated(pairs: Sequence[tuple[str, object]]) -> None:

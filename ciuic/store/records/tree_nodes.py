@@ -131,7 +131,7 @@ class Lookup:
 
     def __init__(self, get: GetNode, node_id: ChunkId, level: int) -> None:
         if level < 0:
-            raise CorruptionError(f"a node can't be at level {level}")
+            raise CorruptionError(f"a node cannot be at level {level}")
         self._get = get
         self._top = node_id
         self._level = level

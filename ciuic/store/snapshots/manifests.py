@@ -61,7 +61,7 @@ class Manifests:
             StoreError: The directory cannot be listed.
         """
         found = self._folder.statuses(layout.parse_manifest_name)
-        # Asked afterwards: a directory that can't be read is not one that is gone.
+        # Asked afterwards: a directory that cannot be read is not one that is gone.
         if not found and not self._folder.exists() and pack_sizes(self._store_path):
             raise CorruptionError(
                 f"the store {self._store_path} has lost its directory '{layout.SNAPSHOTS}'",

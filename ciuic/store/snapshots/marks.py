@@ -4,8 +4,8 @@
     parity/<id>-<number>.json   a copy
 
 No mark is replaced. A change creates the next number if that name is free; if another process was
-faster, the change is made again on what that process wrote. A mark that can't be read may have been
-a pin, so its snapshot counts as listed and pinned until there is a newer mark.
+faster, the change is made again on what that process wrote. A mark that cannot be read may have
+been a pin, so its snapshot counts as listed and pinned until there is a newer mark.
 """
 
 import contextlib
@@ -121,7 +121,7 @@ class Marks:
             copy: Read the copy if the mark is damaged or gone.
 
         Raises:
-            UnreachableError: The file system can't read it.
+            UnreachableError: The file system cannot read it.
             CorruptionError: It is damaged or gone, and so is its copy.
             UnknownFormatError: A later version wrote it.
         """
@@ -164,7 +164,7 @@ class Marks:
             UnknownFormatError: A later version wrote the present mark.
             UsageError: The tags take more than a mark can hold.
             CommitUncertainError: The mark is there, and a power cut may still undo that.
-            StoreError: It can't be created.
+            StoreError: It cannot be created.
         """
         if old.mark:
             with contextlib.suppress(CorruptionError):
@@ -192,7 +192,7 @@ class Marks:
             UsageError: The tags take more than a mark can hold.
             StoreFullError: The disk has no space for all of them; usually, none is created.
             CommitUncertainError: The server has not answered, and some may be created.
-            StoreError: They can't be created; some may be.
+            StoreError: They cannot be created; some may be.
         """
         files = {layout.mark_name(one.id, one.number): _encoded(one) for one in new}
         if self._bucket is not None:
@@ -222,7 +222,7 @@ class Marks:
         """Durably copy a mark.
 
         Raises:
-            StoreError: It can't be read, or the copy can't be written.
+            StoreError: It cannot be read, or the copy cannot be written.
         """
         mark = _read(self._folder, layout.mark_name(snapshot_id, number), snapshot_id, number)
         self._put_copy(snapshot_id, number, encode_mark(mark, snapshot_id, number))
@@ -231,7 +231,7 @@ class Marks:
         """Durably create a mark that is gone, from its copy.
 
         Raises:
-            StoreError: The copy can't be read, or the mark can't be created.
+            StoreError: The copy cannot be read, or the mark cannot be created.
         """
         mark = _read(self._copies, layout.mark_name(snapshot_id, number), snapshot_id, number)
         self._create(snapshot_id, number, encode_mark(mark, snapshot_id, number))
@@ -240,7 +240,7 @@ class Marks:
         """Durably remove the marks of snapshots that are gone for good, and their copies.
 
         Raises:
-            StoreError: They can't be removed.
+            StoreError: They cannot be removed.
         """
         if self._bucket is not None:
             self._bucket.remove_marks(snapshot_ids)

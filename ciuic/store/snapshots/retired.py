@@ -63,7 +63,7 @@ class Retired:
         Raises:
             CorruptionError: A record is damaged.
             UnknownFormatError: A later version wrote a record.
-            StoreError: A record can't be read.
+            StoreError: A record cannot be read.
         """
         return frozenset[SnapshotId]().union(*self._read(strict=True).values())
 
@@ -111,7 +111,7 @@ class Retired:
             there: Snapshots that have a manifest: none of them is gone, whatever the record says.
 
         Raises:
-            StoreError: The new record can't be written.
+            StoreError: The new record cannot be written.
         """
         try:
             text = self._folder.read(name, RETIRED_BYTES_MAX).decode("ascii", "replace")

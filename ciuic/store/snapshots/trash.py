@@ -5,7 +5,7 @@ mark that is created if its number is free, so of two changes at once one happen
 other sees it. Nothing is replaced. Deleting for good has this order, each step durable before the
 next (docs/format.md, "Trash"):
 
-    1  a mark says that the snapshot is purged: from here on, it can't be brought back
+    1  a mark says that the snapshot is purged: from here on, it cannot be brought back
     2  its ID is retired
     3  the copy of its manifest goes
     4  its manifest goes
@@ -209,7 +209,7 @@ class Trash:
             CorruptionError: Its manifest is damaged.
             UnknownFormatError: A later version wrote its mark.
             CommitUncertainError: It is listed, and after a power cut may be in the trash again.
-            StoreError: The mark can't be written; the snapshot stays in the trash.
+            StoreError: The mark cannot be written; the snapshot stays in the trash.
         """
         while True:
             state = self._state(snapshot_id)
@@ -252,7 +252,7 @@ class Trash:
         """Delete what a prune that was cut short has left of purged snapshots.
 
         Raises:
-            StoreError: It can't be deleted.
+            StoreError: It cannot be deleted.
         """
         purged = self.purged()
         if purged:
@@ -300,7 +300,7 @@ class Trash:
     ) -> Iterator[tuple[SnapshotId, _State]]:
         """Yield the newest mark of each snapshot that is forgotten and has a manifest.
 
-        A snapshot whose mark can't be read counts as listed.
+        A snapshot whose mark cannot be read counts as listed.
         """
         # The marks first: a purge deletes a manifest before the marks, without which the snapshot
         # would seem listed.

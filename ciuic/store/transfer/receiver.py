@@ -57,7 +57,7 @@ class StoreReceiver:
     @property
     def _open(self) -> StoreWriter:
         if self._writer is None:
-            # Deltas that can't be received as they are get no other base.
+            # Deltas that cannot be received as they are get no other base.
             self._writer = new_writer(self._store, parity=self._parity, chain_cost=1)
         return self._writer
 

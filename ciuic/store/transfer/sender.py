@@ -103,7 +103,7 @@ class Sender:
             self._send([one for one in waiting if depths[one] == depth], is_last=True)
 
     def drop_waiting(self) -> None:
-        """Drop the deltas that wait for their bases: their snapshot can't be sent."""
+        """Drop the deltas that wait for their bases: their snapshot cannot be sent."""
         self._waiting = {}
 
     def _send(self, chunk_ids: list[ChunkId], *, is_last: bool) -> None:

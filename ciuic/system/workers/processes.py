@@ -2,7 +2,7 @@
 
 The first worker is a new interpreter. It imports one module and then forks the other workers, so
 that they need not import it again. Each worker answers requests, bytes to bytes, one at a time. It
-changes nothing, and the caller can do the same work itself. So a worker that can't be started, is
+changes nothing, and the caller can do the same work itself. So a worker that cannot be started, is
 killed or does not answer is not an error.
 
 ``multiprocessing`` does not fit: it imports the caller's ``__main__`` again or forks the caller,

@@ -46,11 +46,11 @@ def write_document(metadata: Metadata, stored: dict[MetadataIndex, Stored]) -> b
     """Return the bytes of the document.
 
     Raises:
-        TypeError: A planner of the user's own has data that JSON can't hold.
+        TypeError: A planner of the user's own has data that JSON cannot hold.
     """
 
     def refuse(_value: object, path: Path) -> Json:
-        raise TypeError(f"{written_path(path)} can't be stored: it is a tensor or an array")
+        raise TypeError(f"{written_path(path)} cannot be stored: it is a tensor or an array")
 
     document = {
         "format": _FORMAT,
@@ -98,7 +98,7 @@ def read_document(data: bytes) -> Metadata:
             version=document["version"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptionError(f"{DOCUMENT_NAME} can't be read: {error!r}") from error
+        raise CorruptionError(f"{DOCUMENT_NAME} cannot be read: {error!r}") from error
 
 
 def _item(found: Any) -> Json:

@@ -107,7 +107,7 @@ class Connection:
         rank: The number of this rank.
 
     Raises:
-        StoreError: The coordinator can't be reached.
+        StoreError: The coordinator cannot be reached.
     """
 
     def __init__(self, address: str, rank: int) -> None:
@@ -120,7 +120,7 @@ class Connection:
         except OSError as error:
             self._socket.close()
             raise StoreError(
-                f"rank {rank} can't reach the rank that commits: {error}",
+                f"rank {rank} cannot reach the rank that commits: {error}",
                 hint="All ranks must run on one machine, as one user, in one network namespace.",
             ) from error
         if user != os.geteuid():

@@ -69,7 +69,7 @@ def check_bytes(data: bytes, fqn: str) -> None:
         found = re.search(r"WeightsUnpickler error: *([^\n]*)", str(error))
         reason = found[1] if found is not None else "it is not a pickle of torch.save"
         raise TypeError(
-            f"{fqn} can't be stored or loaded without running code of its pickle: {reason}"
+            f"{fqn} cannot be stored or loaded without running code of its pickle: {reason}"
         ) from None
 
 
@@ -77,7 +77,7 @@ def stage_shard(plan: SavePlan, planner: SavePlanner) -> StagedShard:
     """Copy the items of a plan into new shared memory.
 
     Raises:
-        TypeError: An item can't be stored; the message names it. Nothing is kept.
+        TypeError: An item cannot be stored; the message names it. Nothing is kept.
         ResourceError: There is not enough memory.
     """
     table = TensorFile()
@@ -129,7 +129,7 @@ def _leaf(item: Any, planner: SavePlanner) -> tuple[ArrayLeaf, Any]:
         array = np.frombuffer(plain, np.uint8)
         return describe(array), array
     except UnstorableError as error:
-        raise TypeError(f"{item.index.fqn} can't be stored: it {error}") from None
+        raise TypeError(f"{item.index.fqn} cannot be stored: it {error}") from None
 
 
 def _element_bytes(leaf: ArrayLeaf) -> int:

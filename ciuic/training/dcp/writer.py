@@ -77,7 +77,7 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
 
         Raises:
             UsageError: The ranks are to save without coordination.
-            StoreError: The store can't be created.
+            StoreError: The store cannot be created.
         """
         if not kwargs.get("use_collectives", True):
             raise UsageError(
@@ -103,8 +103,8 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
         """Copy this rank's items, and hand them to the rank that commits.
 
         Raises:
-            TypeError: An item can't be stored; the message names it.
-            StoreError: The rank that commits can't be reached.
+            TypeError: An item cannot be stored; the message names it.
+            StoreError: The rank that commits cannot be reached.
         """
         future: Future[list[WriteResult]] = Future()
         future.set_result(self._write(plan, planner) if plan.items else [])

@@ -111,7 +111,7 @@ def _commit_begun(
         state: The same, taken apart.
         waiting: The files of the groups that are to be stored.
         stored: The files that the store has. Those that are committed are added, and those on which
-            the next commit can't rely are removed.
+            the next commit cannot rely are removed.
         clock: Gives the time.
     """
     begun: SnapshotSummary | None = None
@@ -144,7 +144,7 @@ def _commit_begun(
 
 
 def _let_go(store: Store, state: "_State", stored: dict[str, StoredFile]) -> None:
-    """Remove the files on which this session can't rely: a prune may have condemned their packs.
+    """Remove the files on which this session cannot rely: a prune may have condemned their packs.
 
     They are stored again from the memory, as parts of the present state.
     """

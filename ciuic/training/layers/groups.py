@@ -38,7 +38,7 @@ class Layer:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name == _REST:
             raise UsageError(
-                f"{self.name!r} can't be the name of a layer",
+                f"{self.name!r} cannot be the name of a layer",
                 hint="Use up to 64 letters, digits, '-' and '_'; the name 'rest' is taken.",
             )
         try:
@@ -54,7 +54,7 @@ class Layer:
             )
         if self.frozen and self.every is not None:
             raise UsageError(
-                f"the layer {self.name} can't be frozen and have every", hint="Leave one out."
+                f"the layer {self.name} cannot be frozen and have every", hint="Leave one out."
             )
 
 

@@ -22,7 +22,7 @@ class Sessions:
         store: The store, open for writing, for the next commit.
 
     Raises:
-        StoreError: The store can't be opened.
+        StoreError: The store cannot be opened.
     """
 
     def __init__(self, open_store: Callable[[float], AbstractContextManager[Store]]) -> None:
@@ -42,7 +42,7 @@ class Sessions:
 
         Raises:
             BusyError: It is still at work. ``store`` is closed.
-            StoreError: The store can't be opened.
+            StoreError: The store cannot be opened.
         """
         if self.store.bucket is not None:
             self._opened.close()

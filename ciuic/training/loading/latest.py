@@ -55,12 +55,12 @@ def check_mixture(
     """
     if job is not None and (fill_layers or join_optimizer):
         raise UsageError(
-            "fill_layers and join_optimizer can't be combined with ranks yet",
+            "fill_layers and join_optimizer cannot be combined with ranks yet",
             hint="Leave them out, or load in one process without ranks.",
         )
     if channel is not None and join_optimizer:
         raise UsageError(
-            "join_optimizer can't be combined with channel",
+            "join_optimizer cannot be combined with channel",
             hint="Leave channel out: the newest weights of all channels are loaded.",
         )
 

@@ -38,7 +38,7 @@ class Agreement:
 
         Raises:
             CiuicError: Rank 0 found no snapshot that it can load; all ranks raise this. Or this
-                rank can't read the snapshot.
+                rank cannot read the snapshot.
         """
         self._number += 1
         if self._rank:

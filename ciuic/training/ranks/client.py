@@ -28,7 +28,7 @@ class RankClient:
         clock: Gives the time.
 
     Raises:
-        StoreError: Rank 0 can't be reached.
+        StoreError: Rank 0 cannot be reached.
     """
 
     def __init__(self, job: Job, memory_fd: int, clock: Clock) -> None:
@@ -66,7 +66,7 @@ class RankClient:
         """
         if request["do"] not in _REQUESTS:
             raise UsageError(
-                f"rank {self._job.rank} can't {request['do']} a snapshot",
+                f"rank {self._job.rank} cannot {request['do']} a snapshot",
                 hint="Call this method on rank 0.",
             )
         future: Future[Message] = Future()

@@ -56,7 +56,7 @@ class Job(NamedTuple):
                     continue
                 listener.close()
                 raise StoreError(
-                    f"rank 0 can't wait for the other ranks: {error}",
+                    f"rank 0 cannot wait for the other ranks: {error}",
                     hint="Does another SnapshotManager of this job have the same save_dir and run?",
                 ) from error
             listener.listen(_BACKLOG)
@@ -83,7 +83,7 @@ def check_ranks(ranks: str, *, seconds: object, grace_s: float | None) -> None:
         )
     if grace_s is not None:
         raise UsageError(
-            "preemption_grace can't be combined with ranks: a signal reaches the ranks at"
+            "preemption_grace cannot be combined with ranks: a signal reaches the ranks at"
             " different steps",
             hint="Leave it out, and save every few steps.",
         )

@@ -98,7 +98,7 @@ class RankServer:
                     self._finish(rank, answer)
 
     def refuse(self, label: Label, why: str) -> None:
-        """Refuse the parts of a save, now and later, because rank 0 can't save its own state."""
+        """Refuse the parts of a save, now and later, because rank 0 cannot save its own state."""
         with self._changed:
             missing = [rank for rank in range(1, self._count) if not self._has(rank, label)]
             self._refuse_parts(label, missing, f"rank 0 could not save its state: {why}")
@@ -137,7 +137,7 @@ class RankServer:
         return ""
 
     def _refuse_parts(self, label: Label, missing: list[int], why: str) -> StoreError:
-        """Refuse the parts of a save that can't be completed; returns the error to raise."""
+        """Refuse the parts of a save that cannot be completed; returns the error to raise."""
         message = why or (
             f"rank {missing[0]} has not handed over its part of step {label[0]} in"
             f" {self._timeout_s:g} s"

@@ -72,7 +72,7 @@ class Keeper:
 
         Snapshots that other machines or runs have saved to the same store stay as well. If a full
         state keeps only its weights, the new snapshot is durable before the full one goes. A full
-        state that is known to be damaged stays as it is, and so does one that can't be read.
+        state that is known to be damaged stays as it is, and so does one that cannot be read.
 
         If all snapshots that the plan keeps are damaged, no complete one is removed or reduced.
 

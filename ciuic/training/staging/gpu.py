@@ -119,7 +119,7 @@ class GpuCopies:
         self._unpin = lambda: None
         _forget_error(device)
         warnings.warn(
-            f"ciuic: {memory.nbytes:,} bytes of shared memory can't be pinned (CUDA error {code}),"
+            f"ciuic: {memory.nbytes:,} bytes of shared memory cannot be pinned (CUDA error {code}),"
             " so each save of tensors of a GPU takes longer",
             RuntimeWarning,
             stacklevel=2,

@@ -126,7 +126,7 @@ class StagePlan:
             pickles: Collects the values that are stored as pickles.
 
         Raises:
-            TypeError: A value can't be stored; the message names it.
+            TypeError: A value cannot be stored; the message names it.
         """
         values: list[Any] = []
         seen: dict[tuple[object, ...], int] = {}
@@ -194,7 +194,7 @@ def make_plan(
         layers: The groups of the model's parameters; none: all are in one file.
 
     Raises:
-        TypeError: A value can't be stored; the message names it.
+        TypeError: A value cannot be stored; the message names it.
     """
     planner = _Planner(layers)
     written = _write(sections, StructureWriter(planner.add, pickles))
@@ -245,7 +245,8 @@ class _Planner:
                 header([table.rows[row] for row in order]),
                 [numbers[row] for row in order],
             )
-        # Other keys, such as parameters, can't be compared, and the plan would keep them in memory.
+        # Other keys, such as parameters, cannot be compared, and the plan would keep them in
+        # memory.
         is_plain = all(_PLAIN_KEYS.issuperset(map(type, one.path)) for one in self._arrays)
         return StagePlan(self._arrays, files, self._frozen(), fits_again=is_plain)
 

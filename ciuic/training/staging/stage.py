@@ -70,7 +70,7 @@ class Stager:
                 it has them at their places.
 
         Raises:
-            TypeError: A value can't be stored; the message names it.
+            TypeError: A value cannot be stored; the message names it.
             ResourceError: There is not enough memory.
         """
         names = tuple(sections)

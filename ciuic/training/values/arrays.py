@@ -76,7 +76,7 @@ _NUMPY_KINDS: Final = "biufcmMSUV"
 
 
 class UnstorableError(Exception):
-    """A value can't be stored; the message says why, without its name."""
+    """A value cannot be stored; the message says why, without its name."""
 
 
 @dataclass(frozen=True, slots=True)

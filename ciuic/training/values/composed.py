@@ -60,7 +60,7 @@ def compose(description: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Tens
         return _quantized(torch, description, parts)
     layout, shape = description["layout"], description["shape"]
     with warnings.catch_warnings():
-        # torch warns once in a process that some layouts may change: a user can't help that here.
+        # torch warns once in a process that some layouts may change: a user cannot help that here.
         warnings.simplefilter("ignore", UserWarning)
         if layout == "sparse_coo":
             return torch.sparse_coo_tensor(

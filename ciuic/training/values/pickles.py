@@ -67,7 +67,7 @@ class Pickles:
         """Pickle a value that is allowed, and return its JSON; None: it is not allowed.
 
         Raises:
-            TypeError: pickle can't store it either; the message names it.
+            TypeError: pickle cannot store it either; the message names it.
         """
         if not any(_matches(pattern, name) for pattern in self._allowed):
             return None
@@ -78,7 +78,9 @@ class Pickles:
             try:
                 leaf = PickledLeaf(kind, pickle.dumps(value))
             except _UNPICKLABLE as error:
-                raise TypeError(f"{name} can't be stored, not even as a pickle: {error}") from error
+                raise TypeError(
+                    f"{name} cannot be stored, not even as a pickle: {error}"
+                ) from error
         file = self._new_file(name)
         self.files[file] = leaf.data
         return {"$": PICKLE, "file": file, "class": leaf.kind}

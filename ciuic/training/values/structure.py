@@ -84,14 +84,14 @@ class StructureWriter:
         """Return the JSON of a value.
 
         Raises:
-            TypeError: It, or a value in it, can't be stored; the message names it.
+            TypeError: It, or a value in it, cannot be stored; the message names it.
         """
         if value is None or type(value) in {bool, str}:
             return value
         if id(value) in self._open:
-            raise TypeError(f"{written_path(path)} can't be stored: it contains itself")
+            raise TypeError(f"{written_path(path)} cannot be stored: it contains itself")
         if len(self._open) >= _DEPTH_MAX:
-            raise TypeError(f"{written_path(path)} can't be stored: it is nested too deep")
+            raise TypeError(f"{written_path(path)} cannot be stored: it is nested too deep")
         self._open.add(id(value))
         try:
             return self._write(value, path)
@@ -107,7 +107,7 @@ class StructureWriter:
             found = self._pickles.add(value, name)
             how = f'; pickle_leaves=["{name}"] would store it as a pickle'
         if found is None:
-            raise TypeError(f"{name} can't be stored: it {reason}{how}")
+            raise TypeError(f"{name} cannot be stored: it {reason}{how}")
         return found
 
     def _write(self, value: object, path: Path) -> Json:
@@ -181,7 +181,7 @@ def read_structure(value: Json, get_array: Callable[[Json], Any]) -> Any:
     try:
         return _read(value, get_array)
     except UNREADABLE as error:
-        raise CorruptionError(f"state.json has a value that can't be read: {error!r}") from error
+        raise CorruptionError(f"state.json has a value that cannot be read: {error!r}") from error
 
 
 def _read(value: Json, get: Callable[[Json], Any]) -> Any:

@@ -5,7 +5,7 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// A dash tells two runs apart for those who can't by the color.
+// A dash tells two runs apart for those who cannot by the color.
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 
 function draw(place, comparison) {

@@ -145,7 +145,7 @@ void fuzz_parity(const uint8_t *data, size_t length)
     if (!ciuic_shape_is_sound(&shape)) {
         uint8_t nothing[1] = {0};
         if (!is_raw || !ciuic_parity_add(0, &shape, nothing, 0, nothing, 0, nothing, nothing))
-            fail("a shape is refused that can be, or taken that can't be");
+            fail("a shape is refused that can be, or taken that cannot be");
         return;
     }
     if (shape.segment_bytes > PARITY_BYTES_MAX / shape.rows)

@@ -133,7 +133,7 @@ def is_unfinished(store: Store) -> bool:
     """Return whether an earlier prune of some machine has condemned packs that are not deleted yet.
 
     Raises:
-        StoreError: The bucket can't be read.
+        StoreError: The bucket cannot be read.
     """
     return bool(_bucket(store).condemned.read())
 
@@ -236,7 +236,7 @@ class _Run:
         if condemnation.damaged:
             return bucket.condemned.judge(condemnation.session, condemnation.packs)
         bucket.fetch()
-        # A manifest may have been lost since the plan, and a judgment can't be taken back.
+        # A manifest may have been lost since the plan, and a judgment cannot be taken back.
         refuse_lost_manifests(store)
         shut_packs = bucket.condemned.shut_packs(besides=condemnation.session) | condemnation.packs
         store.index_keeper.renew(shut_packs)

@@ -70,8 +70,8 @@ def _is_sound(store: Store, snapshot_id: SnapshotId) -> bool:
 def _clean_notes(bucket: StoreInBucket, retired: frozenset[SnapshotId]) -> None:
     """Delete the notes about snapshots that are retired, and whose key has a tombstone.
 
-    A copy that begins now is refused because of the retired ID, and an earlier one can't create the
-    manifest because of the tombstone, which this prune does not replace.
+    A copy that begins now is refused because of the retired ID, and an earlier one cannot create
+    the manifest because of the tombstone, which this prune does not replace.
     """
     gone = dismissed_ids(bucket.place) & retired
     if not gone:

@@ -86,7 +86,7 @@ class Segments:
             size_bytes: Its length.
 
         Raises:
-            StoreError: The bucket can't be read.
+            StoreError: The bucket cannot be read.
         """
         with self._lock:
             if pack_id not in self._places:
@@ -101,7 +101,7 @@ class Segments:
         before it commits.
 
         Raises:
-            StoreError: The bucket can't be read.
+            StoreError: The bucket cannot be read.
         """
         with self._lock:
             self._bring_up_to_date()

@@ -80,7 +80,7 @@ class Condemned:
         The caller holds its lease: a condemnation that is created later waits for the caller.
 
         Raises:
-            StoreError: They can't be read.
+            StoreError: They cannot be read.
         """
         listed = [found.key.rpartition("/")[2] for found in self._place.list(layout.CONDEMNED)]
         names = {name: layout.parse_session_name(name) for name in listed}
@@ -104,7 +104,7 @@ class Condemned:
             besides: The session whose condemnation does not count.
 
         Raises:
-            StoreError: They can't be read.
+            StoreError: They cannot be read.
         """
         # Condemnations first: when one has been deleted meanwhile, its verdict is there already.
         found = [one.shut_packs for one in self.read() if one.session != besides]
@@ -117,7 +117,7 @@ class Condemned:
         prune that was paused can delete it once more.
 
         Raises:
-            StoreError: The verdicts can't be read.
+            StoreError: The verdicts cannot be read.
         """
         listed = [one.key.rpartition("/")[2] for one in self._place.list(layout.VERDICTS)]
         names = [name for name in listed if layout.parse_session_name(name) is not None]

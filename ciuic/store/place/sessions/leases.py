@@ -126,7 +126,7 @@ class HeldLeases:
             leases: The key of each, and what is written into it.
 
         Raises:
-            StoreError: They can't be created.
+            StoreError: They cannot be created.
         """
         self._leases |= leases
         self._write(list(leases))
@@ -140,7 +140,7 @@ class HeldLeases:
         self._leases = {}
 
     def end(self) -> None:
-        """Delete the leases; one that can't be deleted only delays a prune. Harmless twice."""
+        """Delete the leases; one that cannot be deleted only delays a prune. Harmless twice."""
         self._stop()
         leases, self._leases = self._leases, {}
         if leases:
@@ -172,7 +172,7 @@ def list_leases(place: Place) -> list[Lease]:
     """Return the leases of all sessions.
 
     Raises:
-        StoreError: They can't be read.
+        StoreError: They cannot be read.
     """
     found = [listed.key for listed in place.list(layout.LEASES)]
     keys = [key for key in found if not key.startswith(f"{layout.LEASES}/{_DISMISSED}")]
@@ -201,7 +201,7 @@ def copied_ids(place: Place) -> set[SnapshotId]:
     Such a session may still create the manifest, unless something else is at its key.
 
     Raises:
-        StoreError: The bucket can't be read.
+        StoreError: The bucket cannot be read.
     """
     names = [found.key.partition("/")[2] for found in place.list(layout.LEASES)]
     matches = [match for match in map(_COPIED.fullmatch, names) if match is not None]
@@ -212,7 +212,7 @@ def dismissed_ids(place: Place) -> set[SnapshotId]:
     """Return the snapshots with a note that a prune stopped waiting for a copy of them.
 
     Raises:
-        StoreError: The bucket can't be read.
+        StoreError: The bucket cannot be read.
     """
     names = [found.key.partition("/")[2] for found in place.list(layout.LEASES)]
     matches = [match for match in map(_COPIED.fullmatch, names) if match is not None]
@@ -223,7 +223,7 @@ def drop_notes(place: Place, snapshot_ids: Iterable[SnapshotId]) -> None:
     """Delete such notes. The ID is retired, and a tombstone is where the manifest would come.
 
     Raises:
-        StoreError: The bucket can't be written to.
+        StoreError: The bucket cannot be written to.
     """
     place.delete(f"{layout.LEASES}/{_DISMISSED}{one}" for one in snapshot_ids)
 
@@ -232,7 +232,7 @@ def dismiss(place: Place, lease: Lease) -> None:
     """Delete the lease of a session that no prune waits for now; it may still be at work.
 
     Raises:
-        StoreError: The bucket can't be written to.
+        StoreError: The bucket cannot be written to.
     """
     if lease.shared_id is not None:
         # First: a purge of the snapshot must know that this session could create it again.
@@ -244,7 +244,7 @@ def is_decided(place: Place, lease: Lease) -> bool:
     """Return whether a session has committed, or can no longer commit.
 
     Raises:
-        StoreError: The bucket can't be read.
+        StoreError: The bucket cannot be read.
     """
     if not lease.decided_at:
         return False
@@ -263,7 +263,7 @@ def revoke(place: Place, lease: Lease) -> bool:
 
     Raises:
         LostRaceError: Another prune revoked it at the same time: look at it again.
-        StoreError: The bucket can't be written to.
+        StoreError: The bucket cannot be written to.
     """
     if not lease.decided_at:
         return False

@@ -37,7 +37,7 @@ class OwnSnapshots:
             taken_ns: When each of the snapshots was taken.
 
         Raises:
-            StoreError: The record can't be read or made.
+            StoreError: The record cannot be read or made.
         """
         if not self._folder.has(_BEGIN):
             self._folder.make()
