@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["Prefix", "group"]
 
 Prefix = tuple[str, ...]
-"""Words to put before a command; none if the machine lets nobody make control groups."""
+"""Words to put before a command; none if this user cannot make control groups."""
 _ENTER = 'echo $$ > "$0" && exec "$@"'
 
 
