@@ -22,7 +22,7 @@ from tests.kit.filesystems import disk
 from tests.kit.program import ciuic
 
 FREEZE, THAW = 0xC004_5877, 0xC004_5878
-"""FIFREEZE and FITHAW: whoever would write waits in the kernel until the thaw."""
+"""FIFREEZE and FITHAW: a process that writes waits in the kernel until the thaw."""
 LIMIT_S = 60
 PROGRAM = """\
 import os, sys, time, numpy as np
