@@ -291,7 +291,7 @@ def shortage(error: BaseException) -> ResourceError | None:
             " ciuic again."
         )
         return ResourceError(f"a part of the program cannot be loaded: {reason}", hint=hint)
-    if isinstance(error, RuntimeError) and str(error) == "cannot start new thread":
+    if isinstance(error, RuntimeError) and str(error).endswith("start new thread"):
         hint = "Free memory, or raise the limit (ulimit -u, or TasksMax= in the unit)."
         return ResourceError("no more threads can be started", hint=hint)
     return None

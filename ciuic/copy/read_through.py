@@ -110,12 +110,24 @@ class ReadThrough:
         with self._lock:
             if self._copies is None:
                 name, on_first = self._store_name, self._on_first
-                self._copies = [_Copy(name, source, on_first) for source in self._sources()]
+                self._copies = [_Copy(name, source, on_first) for source in self._known_sources()]
         for copy in self._copies:
             found = copy.chunk(chunk_id, kind)
             if found is not None:
                 return found
         return None
+
+    def _known_sources(self) -> list[CopySource]:
+        """Return the copies; none if they cannot be found out.
+
+        The chunk is damaged, and that is what the caller must hear.
+        """
+        try:
+            return list(self._sources())
+        except CancelledError:
+            raise
+        except CiuicError:
+            return []
 
     def taken(self) -> tuple[Taken, ...]:
         """Return what each copy gave, of those that were asked."""

@@ -90,9 +90,13 @@ class _Listing:
 
     def _begin(self, offset: int) -> None:
         self._parts = chain([_DOTS], self._files.names(self._path))
-        while self._advance() and offset >= len(self._part.entries):
-            offset -= len(self._part.entries)
-        self._at = min(offset, len(self._part.entries))
+        while self._advance():
+            count = len(self._part.entries)
+            if offset < count:
+                self._at = offset
+                return
+            offset -= count
+        self._at = len(self._part.entries)  # at the end, or after it
 
     def _advance(self) -> bool:
         """Go on to the next names; False: there are none."""

@@ -1,10 +1,12 @@
 """Tree nodes, decoded once and kept while they are used, in bounded memory."""
 
+import contextlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
+from ciuic.errors import StoreError
 from ciuic.ids import ChunkId
 from ciuic.model import Entry
 from ciuic.store.packs.reader import StoreReader
@@ -96,7 +98,8 @@ class Trees:
         """Look up the trees of directories together: ``find`` reads them next."""
         below = [ChunkId(entry.content) for entry in entries if entry.is_directory]
         if len(below) > 1:
-            self._reader.prepare_reads(self._reader.places([one for one in below if one]))
+            with contextlib.suppress(StoreError):  # the names are there without it
+                self._reader.prepare_reads(self._reader.places([one for one in below if one]))
 
     def _leaf(self, node_id: ChunkId) -> dict[bytes, Entry]:
         found = self._leaves.get(node_id)

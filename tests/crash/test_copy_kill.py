@@ -62,7 +62,7 @@ def sent_again(made: Made, there: Box) -> int:
         open_store(str(there.store), write=True) as copy,
     ):
         copy_snapshots(source, copy, CopyRequest(), report, clock=SystemClock())
-    assert len(report.present) == len(made.usable)
+    assert len(report.present) == len(made.known)
     return report.sent_bytes
 
 
@@ -73,16 +73,16 @@ def assert_goes_on(made: Made, place: Path, out: Path, where: object) -> None:
     there.store = place
     assert there.verify().ok, where
     listed = {one.id for one in there.snapshots()}
-    assert listed <= set(made.usable), where
+    assert listed <= set(made.known), where
     again = copy_there(made, place)
     assert again.code == 0, (where, again)
-    assert {one["id"] for one in again.document["copied"]} == set(made.usable) - listed, where
+    assert {one["id"] for one in again.document["copied"]} == set(made.known) - listed, where
     assert there.verify().ok, where
     assert os.listdir(place / "tmp") == [], where
     assert sent_again(made, there) == 0, where
-    name = max(made.usable)
+    name = max(made.known)
     there.restore(snapshot=name, to=out)
-    assert differences(made.usable[name], photograph(out / "source")) == [], where
+    assert differences(made.known[name], photograph(out / "source")) == [], where
     shutil.rmtree(out)
 
 

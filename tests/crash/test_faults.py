@@ -262,7 +262,7 @@ def assert_done_or_not(
     is_uncertain = kind == "commit_uncertain"
     error = outcome.document["error"]["message"]
     if name == "snapshot":
-        new = listed - made.usable.keys() - {made.trashed}
+        new = listed - made.known.keys() - {made.trashed}
         assert len(new) == is_uncertain, (where, outcome)
         assert all(one in error and outcome.document["id"] == one for one in new), (where, outcome)
     elif name == "forget":
@@ -282,7 +282,7 @@ def assert_whole(
     if name == "repair":
         again = box.ciuic("repair", "--apply", "--json")
         assert again.code == 0, (where, again)
-    known = dict(made.usable)
+    known = dict(made.known)
     listed = {one.id for one in box.snapshots()}
     assert_done_or_not(made, listed, name, outcome, where)
     with open_store(str(box.store)) as store:
@@ -323,7 +323,7 @@ def assert_restored(
     made: Prepared, box: Box, out: Path, outcome: Outcome, where: str, *, is_silenced: bool
 ) -> None:
     """Check that files are complete or absent, absent ones are named, and a second run finishes."""
-    photo = made.usable[made.spare]
+    photo = made.known[made.spare]
     found = photograph(out / "source") if (out / "source").exists() else {}
     for path, one in found.items():
         if b".ciuic-restore-" not in path:
@@ -409,7 +409,7 @@ def test_a_store_on_a_full_disk(made: Prepared, tmp_path: Path, kind: str, name:
             with open_store(str(box.store)) as store:
                 trashed = {one.id for one in store.trash.read()}
             listed = {one.id for one in box.snapshots()}
-            assert made.usable.keys() <= listed | trashed, where
+            assert made.known.keys() <= listed | trashed, where
             report = box.verify()
             assert report.ok or name == "repair", (where, report.as_json())
             (mounted.path / "ballast").unlink()
@@ -426,9 +426,9 @@ def test_a_store_on_a_full_disk(made: Prepared, tmp_path: Path, kind: str, name:
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"] if LONG else ["ext4", "btrfs"])
 def test_a_restore_onto_a_full_disk(made: Prepared, tmp_path: Path, kind: str) -> None:
     """Files are old or new, absent ones are named, and with free space a second run finishes."""
-    old, new = min(made.usable), max(made.usable)
+    old, new = min(made.known), max(made.known)
     # The target's file system may report holes that the source's file system does not.
-    wanted = {path: one._replace(data=()) for path, one in made.usable[new].items()}
+    wanted = {path: one._replace(data=()) for path, one in made.known[new].items()}
     box = copy_of(made, tmp_path / "from")
     with disk(kind, tmp_path) as mounted:
         out = mounted.path / "out"
@@ -441,7 +441,7 @@ def test_a_restore_onto_a_full_disk(made: Prepared, tmp_path: Path, kind: str) -
             found = photograph(out / "source", holes=False)
             for path, one in found.items():
                 assert b".ciuic-restore-" not in path, where
-                versions = [photo[path].content for photo in (made.usable[old], made.usable[new])]
+                versions = [photo[path].content for photo in (made.known[old], made.known[new])]
                 assert one.content in versions, (where, path)
             if outcome.code == 1:
                 error = outcome.document["error"]

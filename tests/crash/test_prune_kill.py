@@ -156,14 +156,14 @@ def assert_kept(box: Box, known: dict[str, dict[bytes, Photo]], where: object) -
 
 def assert_goes_on(made: Made, box: Box, out: Path, whole_bytes: int, where: object) -> None:
     """Check that the next prune plans and does the rest, and leaves no garbage."""
-    assert_kept(box, made.usable, where)
+    assert_kept(box, made.known, where)
     with open_store(str(box.store)) as store:
         is_due = store.prune_mark.is_set or store.trash.ids()
     again = box.ciuic(*PRUNE)
     assert again.code == 0, (where, again)
     done = sum(again.document[one]["packs"] for one in ("removed", "rewritten", "orphans"))
     assert is_due or not done, where
-    assert_kept(box, made.usable, where)
+    assert_kept(box, made.known, where)
     last = foreseen(box)
     assert last.freed_bytes == 0, (where, last)
     assert last.orphans.packs == 0, where
@@ -171,9 +171,9 @@ def assert_goes_on(made: Made, box: Box, out: Path, whole_bytes: int, where: obj
     # Only the distribution of frames over packs may differ.
     assert abs(pack_bytes(box) - whole_bytes) < 20_000, where
     assert_catalogued(box, where)
-    name = max(made.usable)
+    name = max(made.known)
     box.restore(snapshot=name, to=out)
-    assert differences(made.usable[name], photograph(out / "source")) == [], where
+    assert differences(made.known[name], photograph(out / "source")) == [], where
     shutil.rmtree(out)
 
 

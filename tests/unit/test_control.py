@@ -265,7 +265,7 @@ def test_a_moment_without_free_threads_costs_one_client(store, monkeypatch):
 
     def refused(thread):
         if thread.name == "client":
-            raise RuntimeError("cannot start new thread")
+            raise RuntimeError("can\x27t start new thread")
         start(thread)
 
     with monkeypatch.context() as patch:

@@ -158,7 +158,7 @@ def test_the_edges_are_the_only_places_that_catch_everything():
         (ImportError("\nIMPORTANT\n\nOriginal error was: no.so: failed to map segment\n"), "no.so"),
         (ModuleNotFoundError("No module named 'numpy'"), "'numpy'"),
         (ImportError(), "no reason"),
-        (RuntimeError("cannot start new thread"), "threads"),
+        (RuntimeError("can\x27t start new thread"), "threads"),
         (RuntimeError("dictionary changed size during iteration"), None),
         (RecursionError("maximum recursion depth exceeded"), None),
         (ValueError("no"), None),

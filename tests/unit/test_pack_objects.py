@@ -82,7 +82,7 @@ def test_frames_that_are_read_in_turn_are_fetched_ahead_and_once(place, tmp_path
     data = os.urandom(40 * MIB)
     pack = opened(place, tmp_path, data)
     if is_expected:
-        pack.expect(0, len(data))
+        pack.read_ahead(0, len(data))
 
     in_turn(pack, data, MIB + 37)
 
@@ -105,7 +105,7 @@ def test_nothing_is_fetched_ahead_of_a_frame_that_is_read_alone(place, tmp_path)
 def test_nothing_is_fetched_ahead_of_the_expected_range(place, tmp_path):
     data = os.urandom(40 * MIB)
     pack = opened(place, tmp_path, data)
-    pack.expect(4 * MIB, 20 * MIB)
+    pack.read_ahead(4 * MIB, 20 * MIB)
 
     for offset in range(4 * MIB, 24 * MIB, MIB):
         assert pack.read(MIB, offset) == data[offset : offset + MIB]

@@ -54,10 +54,29 @@ def test_a_program_can_go_back_in_a_directory(crowded: Box) -> None:
         library.seekdir(directory, ctypes.c_long(place))
         again = list(itertools.takewhile(bool, iter(lambda: read(directory), None)))
         library.rewinddir(directory)
-        again = [read(directory) for _ in range(5000)]
+        from_start = [read(directory) for _ in range(5000)]
         library.closedir(directory)
 
     assert head[:3] == [b".", b"..", b"00000"]
     assert len(head + tail) == NAMES + 2
     assert again == tail
-    assert again == head
+    assert from_start == head
+
+
+def test_nothing_follows_the_end_of_a_directory(crowded: Box) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.opendir.restype = library.readdir.restype = ctypes.c_void_p
+    library.telldir.restype = ctypes.c_long
+    with mounted(crowded) as shown:
+        path = os.fsencode(shown.at(crowded.source) / "names")
+        directory = ctypes.c_void_p(library.opendir(path))
+        count = len(list(itertools.takewhile(bool, iter(lambda: library.readdir(directory), None))))
+        end = library.telldir(directory)
+        library.rewinddir(directory)
+        library.readdir(directory)
+        library.seekdir(directory, ctypes.c_long(end))
+        after_end = library.readdir(directory)
+        library.closedir(directory)
+
+    assert count == NAMES + 2
+    assert after_end is None

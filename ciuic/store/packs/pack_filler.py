@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from ciuic.errors import StoreError
+from ciuic.errors import CiuicError, StoreError
 from ciuic.ids import PackId, SessionId
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.format.frame import Frame
@@ -81,7 +81,8 @@ class PackFiller:
         Raises:
             StoreError: The store failed, now or earlier.
         """
-        with self._noting_failure(), self._adding:
+        # In this order: no other thread may append to a pack whose failure is not noted yet.
+        with self._adding, self._noting_failure():
             if self._failure is None:
                 self._append(frame, payload)
         self.raise_failure()
@@ -98,10 +99,12 @@ class PackFiller:
 
     def end(self) -> None:
         """Seal the last packs, and wait for the threads to end; harmless twice."""
-        with self._noting_failure():
-            self._join_small()
-        for is_data in list(self._open):
-            self._sealing.put(self._open.pop(is_data))
+        with self._adding:
+            with self._noting_failure():
+                self._join_small()
+            packs = [self._open.pop(is_data) for is_data in list(self._open)]
+        for pack in packs:
+            self._sealing.put(pack)
         if self._sealer.is_alive():
             self._sealing.put(None)
         self._sealer.join()
@@ -156,12 +159,12 @@ class PackFiller:
     def _seal_packs(self) -> None:
         while (pack := self._sealing.get()) is not None:
             if self._failure is not None:
-                pack.discard()
+                _discard(pack)
                 continue
             try:
                 self._seal(pack)
             except BaseException:
-                pack.discard()
+                _discard(pack)
                 raise
             pack.close()
             if self._totals.packs % _TRANSACTION_PACKS == 0:
@@ -184,3 +187,10 @@ class PackFiller:
             if self._failure is None:
                 self._failure = error
             self._seal_packs()
+
+
+def _discard(pack: PackFile) -> None:
+    # On a disk that has become read-only, the file stays: the next run removes it. An error here
+    # would end the thread that others wait for.
+    with contextlib.suppress(OSError, CiuicError):
+        pack.discard()

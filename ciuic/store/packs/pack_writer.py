@@ -200,17 +200,23 @@ class PackFile:
         """Write the buffer, now or soon, and go on with an empty one."""
         if self._helper is None:
             self._write_out(self._buffer, self._filled)
+            self._filled = 0
         else:
             self._settle(self._waiting_max - 1)
-            written = self._helper.submit(self._write_and_give_back, self._buffer, self._filled)
-            self._waiting.append(written)
-            self._buffer = _buffers.take()
-        self._filled = 0
+            # First the new buffer: an interrupt between two lines may lose a buffer, and must not
+            # leave one to two users.
+            full, self._buffer = self._buffer, _buffers.take()
+            length, self._filled = self._filled, 0
+            self._waiting.append(self._helper.submit(self._write_and_give_back, full, length))
 
     def _settle(self, left: int) -> None:
-        """Wait until at most ``left`` full buffers are not written yet."""
+        """Wait until at most ``left`` full buffers are not written yet.
+
+        A write that failed stays at the front, so that this pack never becomes complete.
+        """
         while len(self._waiting) > left:
-            self._waiting.popleft().result()
+            self._waiting[0].result()
+            self._waiting.popleft()
 
     def _write_and_give_back(self, buffer: mmap.mmap, length: int) -> None:
         try:
