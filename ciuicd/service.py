@@ -166,7 +166,7 @@ class Service:
         self._inbox.wake()
 
     def _prepare_store(self, *, serves: bool) -> None:
-        """Make or find the store, and what is for no other store.
+        """Make or find the store, and make the helpers that serve this store alone.
 
         Args:
             serves: This process will wait between its snapshots, and should stay small.

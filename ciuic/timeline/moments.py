@@ -1,4 +1,4 @@
-"""Moments that are searched in a log while it is read: by offset, by time and by step."""
+"""Moments to find in a log while it is read: by offset, by time and by step."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -21,7 +21,7 @@ class Moment(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Moments that are searched in a log.
+    """Moments to find in a log.
 
     Attributes:
         times_ns: The last line that was logged at or before these times.

@@ -1,6 +1,6 @@
 """Reading, decoding and hashing the frames of a batch: what each process of ``frame_checks`` does.
 
-A process imports this module and little else: it is ready in half the time.
+A process imports this module and little else, so it is ready in half the time.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""Requests for snapshots."""
+"""Requests for snapshots, and work in child processes and on threads beside the main thread."""

@@ -6,6 +6,5 @@ pruning      prune: when it is due, and plans that are interrupted
 scrubbing    scrub, within the budget of the day
 practice     drills
 damage_log   log lines for damage that scrub finds
-background   a thread at idle priority
 outcomes     what each task did last, for the daemon's status
 """

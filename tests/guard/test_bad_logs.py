@@ -1,4 +1,4 @@
-"""A real ``ciuic run`` beside a training whose log is bad in every way, and goes on."""
+"""A real ``ciuic run`` guards a training whose log is bad in every way, and goes on."""
 
 import sys
 from pathlib import Path

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 SAID = "another machine has the name"
 MOUNTED = 'mount --bind "$0" "$1" && shift && exec "$@"'
-"""Before the machine's own files, where they are seen, and a command."""
+"""For ``sh -c``. What follows: the machine's own files, where it sees them, and a command."""
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ _SEEN_MAX: Final = 20_000
 """For how many of the last steps it is known when they were logged: twice the longest window."""
 _TOGETHER_MAX: Final = 1 << 16
 _TOGETHER_MIN: Final = 8
-"""How many lines are tried together at least, in windows."""
+"""The fewest lines that are decoded together, in windows."""
 _REST: Final = 64
-"""How many times as many lines are looked at after them one by one, if that was in vain."""
+"""If that fails, this many times as many lines after them are decoded one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Watching:
             part = lines[start : start + self._together]
             runs = self.decoder.runs(part, least // 2) if len(part) >= least // 2 else None
             if runs is None and len(part) > least:
-                # One broken line may be the reason: the others are quick in smaller parts.
+                # One broken line may be the reason: in smaller parts, the others stay quick.
                 self._together = max(len(part) // 2, least)
                 continue
             is_quick, begin = False, 0
@@ -198,7 +198,7 @@ class Watching:
             together = 2 * self._together if is_quick else max(len(part) // 2, least)
             self._together = min(together, _TOGETHER_MAX)
             if runs and not any(columns for _, columns in runs):
-                # As of several ranks. The next lines are probably such too: attempts take time.
+                # Several ranks may log in turn. The next lines are probably alike: do not try.
                 rest = lines[start : start + _REST * least]
                 look(rest)
                 start += len(rest)
@@ -212,10 +212,10 @@ class Watching:
         look: Callable[[Sequence[bytes]], None],
         since_ns: int,
     ) -> bool:
-        """Look at some lines only, if the rest needs no look.
+        """Look at only some of the lines, if the rules need no others.
 
         Returns:
-            False if the rest needs one; the first lines, as many as the window, had theirs.
+            False if they need the others; the first lines, as many as the window, are done.
         """
         before, head = self.count, self._window
         look(lines[:head])

@@ -247,7 +247,7 @@ class StoreReader:
         return part
 
     def _taken(self, chunk_id: ChunkId, kind: int, descent: Descent) -> bytes | memoryview | None:
-        """Return a chunk that cannot be read here from elsewhere; None if it is not there."""
+        """Return a chunk that cannot be read here, from another store; None if none has it."""
         if self.elsewhere is None or not descent.repair:
             return None
         found = self.elsewhere.chunk(chunk_id, kind)

@@ -259,7 +259,7 @@ def _check_names(names: list[bytes]) -> None:
 
 
 def _check_values(items: list[Entry]) -> None:
-    """Check what the ranges of single numbers leave open: few entries need a look of their own."""
+    """Check what the ranges of single numbers do not settle; few entries are checked one by one."""
     shapes = {(entry.mode >> 12, entry.state, entry.level, len(entry.content)) for entry in items}
     for shape in shapes:
         _check_shape(*shape)

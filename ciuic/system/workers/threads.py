@@ -1,4 +1,4 @@
-"""Threads that share the tasks of some work, and start with the first two tasks."""
+"""Threads that share tasks, and that start when there are two tasks or more."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
@@ -46,7 +46,7 @@ def start_pool(count: int, name: str) -> Pool:
 
 
 class Workers:
-    """Runs tasks in several threads. A task that comes alone runs in the thread that asks.
+    """Runs tasks in several threads. A single task runs in the calling thread.
 
     Args:
         count: How many threads.

@@ -101,7 +101,7 @@ class GpuCopies:
         return stream
 
     def _pin(self, memory: np.ndarray, device: Any) -> None:
-        """Pin the memory, once; without that the copies are slower, and right as well."""
+        """Pin the memory, once. Copies to memory that is not pinned are slower, but correct."""
         if memory is self._memory:
             return
         # First: the driver would otherwise remember pages that are no longer mapped.

@@ -98,7 +98,7 @@ def check_pickle_leaves(allowed: Sequence[str]) -> None:
     """Check the argument ``pickle_leaves`` of a manager.
 
     Raises:
-        UsageError: It is one name, which is a sequence as well, or has something else than names.
+        UsageError: It is a single text, which is a sequence too, or an item is not a name.
     """
     if isinstance(allowed, str) or not all(isinstance(one, str) for one in allowed):
         raise UsageError(
