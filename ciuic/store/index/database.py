@@ -128,7 +128,7 @@ class Database:
             self._db.executescript(f"PRAGMA application_id = {self._about};{_SCHEMA}")
 
     def _refuse_other_store(self) -> None:
-        """Refuse the file of another store: its records would be about snapshots that never were.
+        """Refuse the file of another store: its records are about snapshots that are not in this one.
 
         Raises:
             sqlite3.DatabaseError: It is.

@@ -31,7 +31,7 @@ class OwnSnapshots:
         self._folder = Folder(path, _NAME, is_unlocked=True)
 
     def among(self, taken_ns: Mapping[SnapshotId, int]) -> set[SnapshotId]:
-        """Return those of the snapshots that are own ones; the first call makes the record.
+        """Return which snapshots this machine has committed; the first call makes the record.
 
         Args:
             taken_ns: When each of the snapshots was taken.
