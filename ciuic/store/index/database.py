@@ -128,7 +128,7 @@ class Database:
             self._db.executescript(f"PRAGMA application_id = {self._about};{_SCHEMA}")
 
     def _refuse_other_store(self) -> None:
-        """Refuse the file of another store: its records are about snapshots that are not in this one.
+        """Refuse the file of another store: its records are about snapshots of that store.
 
         Raises:
             sqlite3.DatabaseError: It is.
