@@ -214,8 +214,12 @@ def test_auto_chooses_by_the_cost_of_snapshots_and_failures_and_says_why(machine
         assert done.code == 0
     # A snapshot of so little takes less than a minute, and every schedule has just had one.
     daemon.wait_for_log("default: now every ")
-    said = ciuic("--config", machine.config, "status").out
-    assert "and there were 2 failures in" in " ".join(said.split())
+
+    def counts_both() -> bool:
+        said = ciuic("--config", machine.config, "status").out
+        return "and there were 2 failures in" in " ".join(said.split())
+
+    wait_until("status counts both failures", counts_both)
     chosen = request_status(str(machine.store))
     assert chosen is not None
     assert 60 <= chosen["snapshot_interval_s"] < 3600

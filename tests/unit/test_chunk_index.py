@@ -66,6 +66,16 @@ def steps_to_add_a_pack(index, number):
     return len(steps)
 
 
+def test_the_look_for_a_pack_keeps_other_processes_from_recording_it(index, path):
+    index.remove_pack(name_of(1))
+    other = sqlite3.connect(path, timeout=0)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
+    index.commit()
+    other.execute("BEGIN IMMEDIATE")
+    other.close()
+
+
 def test_a_new_pack_costs_the_same_in_a_large_index(index):
     few = steps_to_add_a_pack(index, 1)
     index.add_pack(name_of(2), 1, frames_of([b"%d" % number for number in range(20_000)]))

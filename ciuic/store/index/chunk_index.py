@@ -86,11 +86,16 @@ class ChunkIndex(Records):
     def remove_pack(self, pack_id: PackId) -> None:
         """Forget a pack, all chunks that are recorded in it, and its last check."""
         with self._lock, self._faults():
+            # The first statement writes: it takes the lock of the file, and no other process can
+            # record the pack between the look for it and an insertion.
+            self._db.execute(
+                "DELETE FROM pack_check WHERE name IN (SELECT name FROM pack WHERE name = ?)",
+                (pack_id,),
+            )
             found = self._db.execute("SELECT number FROM pack WHERE name = ?", (pack_id,))
             # Without the pack, each statement would still look at every chunk: they have no index
             # by pack, which every snapshot would have to maintain.
             for number in found.fetchall():
-                self._db.execute("DELETE FROM pack_check WHERE name = ?", (pack_id,))
                 for table in _TABLES:
                     self._db.execute(f"DELETE FROM {table} WHERE pack = ?", number)  # noqa: S608 - ours
                 self._db.execute("DELETE FROM pack WHERE number = ?", number)
