@@ -50,3 +50,9 @@ def test_a_short_wait_is_not_logged(clock, caplog):
 def test_the_patience_ends(clock):
     with pytest.raises(OfflineError, match=r"the server cannot be reached \(\d+ attempts in \d+ s"):
         Retries(clock, 90, "s3://b").run("read", "s3://b/x", failing(clock, 1000, 1))
+
+
+def test_a_request_that_took_longer_than_the_patience_is_tried_again(clock):
+    retries = Retries(clock, 90, "s3://b")
+
+    assert retries.run("write", "s3://b/x", failing(clock, 1, 300)) == "answer"

@@ -23,6 +23,7 @@ class Server(ThreadingHTTPServer):
 
     Attributes:
         answers: It answers whether an object is there.
+        status: Its answer to that.
         looks: How often that was asked.
         goes_on: Uploads are answered from now on.
     """
@@ -31,6 +32,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.answers = True
+        self.status = 404
         self.looks = 0
         self.goes_on = threading.Event()
         super().__init__(("127.0.0.1", 0), Handler)
@@ -50,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.goes_on.set()
         if not self.server.answers:
             self.server.goes_on.wait(60)
-        self._end(404)
+        self._end(self.server.status)
 
     def _end(self, status: int) -> None:
         self.send_response(status)
@@ -89,6 +91,15 @@ def test_an_upload_to_a_server_that_stops_answering_is_given_up(server: Server) 
     with pytest.raises(OfflineError, match="the server has stopped answering"):
         place.put("packs/a", bytes(2 * MIB))
     assert server.looks == 2
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_upload_goes_on_while_the_server_has_no_time_for_looks(
+    server: Server, status: int
+) -> None:
+    server.status = status
+    place_at(server.server_port, patience_s=0).put("packs/a", bytes(2 * MIB))
+    assert server.looks >= 4
 
 
 def test_an_upload_may_take_long_while_the_server_answers(server: Server) -> None:

@@ -66,7 +66,7 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
     if code in _FULL_CODES or status == 507:
         return StoreFullError(message, hint="Delete objects, or raise the quota of the bucket.")
     if status in _RETRIED:
-        return TransientError(_reason(status, code))
+        return TransientError(_reason(status, code), is_answer=True)
     if code == "NoSuchBucket":
         return StoreError(
             f"cannot {doing} {url}: the bucket does not exist",

@@ -67,7 +67,7 @@ class ObjectPlace:
             name: Its URL, without credentials.
             clients: Clients whose prefix is the place.
             clock: Measures and makes the pauses between attempts.
-            patience_s: No attempt begins later than this after the first one.
+            patience_s: No attempt begins later than this after the first one has failed.
         """
         self._name = name.rstrip("/")
         self._clients = clients
@@ -353,5 +353,6 @@ async def _answers(client: ObjectStore, key: str) -> bool:
     try:
         await obstore.head_async(client, key)
     except CLIENT_ERRORS as error:
-        return not isinstance(sorted_error(error, "look at", key), TransientError)
+        found = sorted_error(error, "look at", key)
+        return not isinstance(found, TransientError) or found.is_answer
     return True

@@ -16,7 +16,7 @@ __all__ = ["PATIENCE_S", "Retries", "TransientError"]
 T = TypeVar("T")
 
 PATIENCE_S: Final = 90.0
-"""No attempt begins later than this after the first one."""
+"""No attempt begins later than this after the first one has failed: an upload may take longer."""
 _FIRST_PAUSE_S: Final = 0.1
 _PAUSE_S_MAX: Final = 10.0
 _QUIET_S: Final = 3.0
@@ -28,11 +28,13 @@ class TransientError(Exception):
 
     Attributes:
         reason: What happened, for the end of a sentence.
+        is_answer: The server has answered, if only that it cannot do it now.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, is_answer: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.is_answer = is_answer
 
 
 class Retries:
@@ -40,7 +42,7 @@ class Retries:
 
     Args:
         clock: Measures and makes the pauses between attempts.
-        patience_s: No attempt begins later than this after the first one.
+        patience_s: No attempt begins later than this after the first one has failed.
         name: The place, for the log.
     """
 
@@ -67,6 +69,7 @@ class Retries:
             OfflineError: No attempt has succeeded in time.
         """
         begin_s = self._clock.monotonic_s()
+        failed_s: float | None = None
         patience_s = 0.0 if self._has_given_up else self._patience_s
         attempts = 0
         while True:
@@ -78,8 +81,10 @@ class Retries:
             except TransientError as error:
                 reason = error.reason
             pause_s = self._random.uniform(0, _ceiling_s(attempts))
-            spent_s = self._clock.monotonic_s() - begin_s
-            if spent_s + pause_s > patience_s:
+            now_s = self._clock.monotonic_s()
+            spent_s = now_s - begin_s
+            failed_s = now_s if failed_s is None else failed_s
+            if now_s - failed_s + pause_s > patience_s:
                 self._has_given_up = True
                 tried = f"{attempts} attempts" if attempts > 1 else "1 attempt"
                 raise OfflineError(
