@@ -218,17 +218,19 @@ class Store:
 
     def close(self) -> None:
         """Close everything and release the locks; harmless twice."""
-        self.reader.close()
-        self.packs.close()
-        self.index_keeper.close()
-        if self.bucket is not None:
-            self.bucket.end_writing()
-        elif self.writable:
-            with contextlib.suppress(StoreError):
-                refuse_other_store(self.path, self.header.store_id)
-                renew_reserve(self.path)
-        self._write_locks.release()
-        self._read_lock.release()
+        try:
+            self.reader.close()
+            self.packs.close()
+            self.index_keeper.close()
+            if self.bucket is not None:
+                self.bucket.end_writing()
+            elif self.writable:
+                with contextlib.suppress(StoreError):
+                    refuse_other_store(self.path, self.header.store_id)
+                    renew_reserve(self.path)
+        finally:
+            self._write_locks.release()
+            self._read_lock.release()
 
     @property
     def index(self) -> ChunkIndex:

@@ -1,5 +1,6 @@
 """An upload ends soon when the server stops answering, and may take long while it answers."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -105,6 +106,15 @@ def test_an_upload_goes_on_while_the_server_has_no_time_for_looks(
 def test_an_upload_may_take_long_while_the_server_answers(server: Server) -> None:
     place_at(server.server_port, patience_s=0).put("packs/a", bytes(2 * MIB))
     assert server.looks >= 4
+
+
+def test_a_program_whose_event_loop_runs_uploads_too(server: Server) -> None:
+    server.goes_on.set()
+
+    async def save() -> None:
+        place_at(server.server_port, patience_s=0).put("packs/a", bytes(2 * MIB))
+
+    asyncio.run(save())
 
 
 def test_after_one_request_was_given_up_the_others_are_tried_once() -> None:

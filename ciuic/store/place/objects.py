@@ -345,7 +345,17 @@ def _put_watched(clients: Clients, key: str, data: bytes) -> None:
         finally:
             upload.cancel()
 
-    asyncio.run(put())
+    def run() -> None:
+        asyncio.run(put())
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        run()
+        return
+    # A loop runs in this thread, as in a notebook, and a thread cannot run a second one.
+    with ThreadPoolExecutor(1, thread_name_prefix="put") as pool:
+        pool.submit(run).result()
 
 
 async def _answers(client: ObjectStore, key: str) -> bool:
