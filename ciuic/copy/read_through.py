@@ -23,6 +23,8 @@ from ciuic.store.store import Store
 
 __all__ = ["CopySource", "ReadThrough", "Taken", "reading_through"]
 
+_LISTED_S: Final = 60.0
+"""A copy that lacks chunks is looked through for new packs this often."""
 _COUNTED_MAX: Final = 100_000
 """More chunks are not told apart, so that memory does not grow with what is lost."""
 
@@ -201,6 +203,7 @@ class _Copy:
                     if store.name == self._store_name:
                         self._problem = "it is the store itself"
                     else:
+                        store.reader.list_packs_rarely(_LISTED_S)
                         self._store = store
                 except CancelledError:
                     raise

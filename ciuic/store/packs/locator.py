@@ -17,6 +17,7 @@ from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.listed_frames import ListedFrames
 from ciuic.store.packs.open_packs import OpenPacks
 from ciuic.store.records.kinds import CHAIN_MAX
+from ciuic.system.clock import Clock, SystemClock
 
 __all__ = ["Locator", "Places"]
 
@@ -35,11 +36,16 @@ class Places(Protocol):
 
 
 class _FromPacks:
-    """An index that was built from the packs, and the names of the pack files at that time."""
+    """An index that was built from the packs, and the names of the pack files at that time.
 
-    def __init__(self, index: Places, names: set[str]) -> None:
+    Attributes:
+        compared_s: When the names were compared last with those of the packs, on a monotonic clock.
+    """
+
+    def __init__(self, index: Places, names: set[str], compared_s: float) -> None:
         self.index = index
         self.names = names
+        self.compared_s = compared_s
 
 
 class Locator:
@@ -50,6 +56,11 @@ class Locator:
         open_index: Opens the chunk index; called when it is needed.
         index_from_packs: Builds an index from the packs alone, without the given packs.
         listed: What packs list of themselves.
+        clock: Tells when the packs are listed again.
+
+    Attributes:
+        names_s: Packs are listed at most this often to find a chunk that is in no pack; 0: for each
+            such chunk. A copy may lack many chunks, and a bucket takes long to list.
     """
 
     def __init__(
@@ -58,7 +69,10 @@ class Locator:
         open_index: Callable[[], Places],
         index_from_packs: Callable[[Collection[PackId]], Places],
         listed: ListedFrames,
+        clock: Clock | None = None,
     ) -> None:
+        self.names_s = 0.0
+        self._clock = clock or SystemClock()
         self._packs = packs
         self._open_index = open_index
         self._index_from_packs = index_from_packs
@@ -106,7 +120,7 @@ class Locator:
             found = self._from_packs(without).places(chunk_ids)
             doubtful = self._doubtful(chunk_ids, found)
             is_gone = any(chunk_id in found for chunk_id in doubtful)
-            if is_gone or (doubtful and self._by_left_out[without].names != self._packs.names()):
+            if is_gone or (doubtful and self._has_changed(self._by_left_out[without])):
                 del self._by_left_out[without]
                 found = self._from_packs(without).places(chunk_ids)
             return found
@@ -170,11 +184,21 @@ class Locator:
             if chunk_id not in found or found[chunk_id].pack_id in gone
         ]
 
+    def _has_changed(self, made: _FromPacks) -> bool:
+        now_s = self._clock.monotonic_s()
+        if now_s - made.compared_s < self.names_s:
+            return False
+        made.compared_s = now_s
+        return made.names != self._packs.names()
+
     def _from_packs(self, without: frozenset[PackId]) -> Places:
         with self._lock:
             if without not in self._by_left_out:
                 # Listed first: if a pack comes or goes meanwhile, the names differ, and the next
                 # call rebuilds the index.
                 names = self._packs.names()
-                self._by_left_out[without] = _FromPacks(self._index_from_packs(without), names)
+                made = _FromPacks(
+                    self._index_from_packs(without), names, self._clock.monotonic_s()
+                )
+                self._by_left_out[without] = made
             return self._by_left_out[without].index

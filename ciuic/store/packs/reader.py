@@ -71,6 +71,10 @@ class StoreReader:
         self.prepared: Mapping[ChunkId, ChunkPlace] = {}
         self._too_long: set[ChunkId] = set()
 
+    def list_packs_rarely(self, names_s: float) -> None:
+        """List the packs at most this often for chunks that are in none of them."""
+        self._locator.names_s = names_s
+
     @property
     def damaged(self) -> Mapping[tuple[PackId, int], str]:
         """Frames that were read in spite of damage, with the reason: see ``FrameReader``."""
