@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ciuic.errors import ChunkMissingError, MissingError
+from ciuic.errors import ChunkMissingError, MissingError, OfflineError
 from ciuic.ids import PackId
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.pack_objects import PackObjects
@@ -22,11 +22,16 @@ class CountingPlace(DirectoryPlace):
     asked: tuple = ()
     fails = False
     """Whether the object is gone after its first megabytes."""
+    failures = 0
+    """How many reads after the first megabytes fail."""
 
     def get_ranges(self, key, ranges):
         self.asked += tuple(ranges)
         if self.fails and ranges[0].begin_bytes > 8 * MIB:
             raise MissingError(key)
+        if self.failures and ranges[0].begin_bytes > 8 * MIB:
+            self.failures -= 1
+            raise OfflineError("the server cannot be reached")
         return super().get_ranges(key, ranges)
 
 
@@ -120,6 +125,26 @@ def test_a_pack_that_goes_while_it_is_fetched_ahead_is_missing(place, tmp_path):
 
     with pytest.raises(ChunkMissingError):
         in_turn(pack, data, MIB)
+
+
+def test_a_part_that_could_not_be_fetched_ahead_is_fetched_when_it_is_read(place, tmp_path):
+    data = os.urandom(40 * MIB)
+    pack = opened(place, tmp_path, data)
+    place.failures = 1
+
+    in_turn(pack, data, MIB)
+
+    assert place.failures == 0
+
+
+def test_a_pack_is_read_on_after_its_store_was_closed(place, tmp_path):
+    data = os.urandom(40 * MIB)
+    place.put(f"{layout.PACKS}/{layout.pack_name(PACK)}", data)
+    packs = PackObjects(place, Segments(place, str(tmp_path)))
+    pack = packs.open(PACK)
+    packs.close()
+
+    in_turn(pack, data, MIB)
 
 
 def put_many(place, tmp_path, data, count):

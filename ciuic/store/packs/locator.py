@@ -197,8 +197,6 @@ class Locator:
                 # Listed first: if a pack comes or goes meanwhile, the names differ, and the next
                 # call rebuilds the index.
                 names = self._packs.names()
-                made = _FromPacks(
-                    self._index_from_packs(without), names, self._clock.monotonic_s()
-                )
+                made = _FromPacks(self._index_from_packs(without), names, self._clock.monotonic_s())
                 self._by_left_out[without] = made
             return self._by_left_out[without].index

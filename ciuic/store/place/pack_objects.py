@@ -8,9 +8,11 @@ in another order than they were written in. An index segment usually has the end
 list of frames.
 """
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
+from concurrent.futures import CancelledError as DroppedError
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
@@ -95,7 +97,9 @@ class ObjectPack:
     def forget_parts(self) -> None:
         """Keep no part in memory; another thread may be reading."""
         self._parts = OrderedDict()
-        self._ahead = None
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.part.cancel()
 
     def _read(self, begin: int, end: int) -> bytes:
         parts = self._parts  # another thread may replace it
@@ -130,7 +134,10 @@ class ObjectPack:
     def _taken_ahead(self, begin: int, end: int) -> tuple[int, bytes] | None:
         """Return the part that was fetched ahead if it ends the range, with what is before it."""
         ahead, self._ahead = self._ahead, None
-        if ahead is None or not ahead.begin < end <= ahead.end:
+        if ahead is None:
+            return None
+        if not ahead.begin < end <= ahead.end:
+            ahead.part.cancel()
             return None
         before = b""
         if begin < ahead.begin:  # a frame that begins in the last part
@@ -138,10 +145,18 @@ class ObjectPack:
                 if part_begin <= begin and part_begin + len(part) == ahead.begin:
                     before = part[begin - part_begin :]
             if not before:
+                ahead.part.cancel()
                 return None
         self._fetch_ahead(ahead.end)
         self._end_bytes, self._next_bytes = ahead.end, _PART_BYTES_MAX
-        return ahead.begin - len(before), before + ahead.part.result()
+        try:
+            part = ahead.part.result()
+        except ChunkMissingError:
+            raise
+        except (StoreError, DroppedError):
+            # That may have been hours ago, and the server may be back.
+            part = self._fetch(ahead.begin, ahead.end)
+        return ahead.begin - len(before), before + part
 
     def _fetch(self, begin: int, end: int) -> bytes:
         try:
@@ -154,7 +169,8 @@ class ObjectPack:
         """Begin to fetch what follows a part, while the caller decodes that part."""
         end = min(begin + _PART_BYTES_MAX, self._ahead_end)
         if begin < end:
-            self._ahead = _Ahead(begin, end, self._recent.pool.submit(self._fetch, begin, end))
+            with contextlib.suppress(RuntimeError):  # the packs were closed meanwhile
+                self._ahead = _Ahead(begin, end, self._recent.pool.submit(self._fetch, begin, end))
 
     def read_ahead(self, offset_bytes: int, length_bytes: int) -> None:
         """See ``OpenPack``: the next reads in this range are larger."""
@@ -220,10 +236,14 @@ class _Recent:
                 if old_bytes:
                     self.dropped.add(old_id)
 
-    def clear(self) -> None:
+    def close(self) -> None:
+        """Keep nothing in memory, and fetch nothing ahead from now on."""
         with self._lock:
+            for pack, _ in self._packs.values():
+                pack.forget_parts()
             self._packs.clear()
             self._bytes = 0
+        self.pool.shutdown(wait=False, cancel_futures=True)
 
 
 class PackObjects:
@@ -340,7 +360,7 @@ class PackObjects:
 
     def close(self) -> None:
         """See ``Packs``."""
-        self._recent.clear()
+        self._recent.close()
 
     def _upload(self, pack_id: PackId, data: bytes) -> None:
         try:
