@@ -1,5 +1,6 @@
 """The chunk index: a cache of the places of chunks, and when ciuic does not trust it."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -215,6 +216,35 @@ def test_an_index_with_another_schema_is_rebuilt(path, write):
     db.close()
     with pytest.raises(IndexDamagedError):
         ChunkIndex(path, write=write)
+
+
+def made_old(path):
+    """Make the file one of version 4, which had no table of repeated deltas."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TABLE again; PRAGMA application_id = 0; PRAGMA user_version = 4")
+
+
+@pytest.mark.parametrize("way", ["opened", "adopted"])
+def test_an_index_of_the_version_before_keeps_its_records_of_damage(path, index, way):
+    index.add_pack(
+        name_of(1), 1, [*frames_of([b"base"], [b"other"]), *delta_frames((b"7", b"base"))]
+    )
+    index.add_pack(name_of(2), 1, delta_frames((b"7", b"other"), (b"8", b"base")))
+    index.drop_chunks([data_id(b"other")])
+    index.commit()
+    index.close()
+    made_old(path)
+    if way == "adopted":
+        moved = ChunkIndex("", write=True)
+        moved.adopt(path)
+    else:
+        moved = ChunkIndex(path, write=True, store_id="0" * 32)
+        assert moved.stored_again() == {data_id(b"7")}
+        assert moved.packs() == {name_of(1): 1, name_of(2): 1}
+    assert moved.lost_chunks() == {data_id(b"other")}
+    moved.close()
+    if way == "opened":
+        ChunkIndex(path, write=False, store_id="0" * 32).close()
 
 
 def test_damage_in_the_middle_is_reported_as_damage(path):

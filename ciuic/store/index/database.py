@@ -21,6 +21,7 @@ __all__ = [
     "IN_MEMORY",
     "ON_SCRATCH",
     "SCHEMA_VERSION",
+    "SCHEMA_VERSIONS",
     "Database",
     "IndexDamagedError",
     "uri_quoted",
@@ -32,6 +33,8 @@ IN_MEMORY: Final = ":memory:"
 """A private database that needs no disk space."""
 
 SCHEMA_VERSION: Final = 5
+SCHEMA_VERSIONS: Final = (4, SCHEMA_VERSION)
+"""Versions with the same records; a writer moves a file of the first to the second."""
 _SCHEMA: Final = f"""
 CREATE TABLE pack (
     number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, size_bytes INTEGER NOT NULL
@@ -61,6 +64,11 @@ CREATE TABLE reference (
 CREATE TABLE again (id BLOB PRIMARY KEY) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 """
+_FROM_4: Final = (
+    "CREATE TABLE again (id BLOB PRIMARY KEY) WITHOUT ROWID",
+    "INSERT INTO again SELECT id FROM reference GROUP BY id HAVING count(*) > 1",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
 _BUSY_MS: Final = 60_000
 """How long to wait for another process, which holds the file for one commit."""
 _STEPS: Final = 100_000
@@ -122,10 +130,25 @@ class Database:
 
     def _prepare(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version not in {0, SCHEMA_VERSION}:
+        if version not in {0, *SCHEMA_VERSIONS}:
             raise sqlite3.DatabaseError("schema of another version")
+        if version == SCHEMA_VERSIONS[0]:
+            self._move_from_4()
         if version == 0:
             self._db.executescript(f"PRAGMA application_id = {self._about};{_SCHEMA}")
+
+    def _move_from_4(self) -> None:
+        """Bring the file to this version: a new one would not know which chunks are damaged."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            # Another process may have done it meanwhile.
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            for statement in _FROM_4 if version == SCHEMA_VERSIONS[0] else ():
+                self._db.execute(statement)
+            self._db.commit()
+        except BaseException:
+            self._db.rollback()
+            raise
 
     def _refuse_other_store(self) -> None:
         """Refuse the file of another store: its records are about snapshots of that store.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from ciuic.ids import ChunkId, PackId, SnapshotId
-from ciuic.store.index.database import SCHEMA_VERSION, Database, IndexDamagedError, uri_quoted
+from ciuic.store.index.database import SCHEMA_VERSIONS, Database, IndexDamagedError, uri_quoted
 from ciuic.store.index.places import CheckRecord, DrillRecord
 
 __all__ = ["UNNAMED", "Records"]
@@ -39,7 +39,7 @@ class Records(Database):
             self._db.execute("ATTACH DATABASE ? AS old", (f"file:{uri_quoted(path)}?mode=ro",))
             try:
                 (version,) = self._db.execute("PRAGMA old.user_version").fetchone()
-                for table in _TABLES if version == SCHEMA_VERSION else ():
+                for table in _TABLES if version in SCHEMA_VERSIONS else ():
                     self._db.execute(f"INSERT INTO {table} SELECT * FROM old.{table}")  # noqa: S608 - ours
                 self._db.commit()
             finally:
