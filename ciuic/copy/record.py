@@ -15,14 +15,14 @@ from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.directory.folder import Folder
-from ciuic.store.directory.ownership import is_foreign
 from ciuic.store.place.keys import is_url
 from ciuic.store.records import layout
 from ciuic.store.records.copy_record import CopyRecord, decode_copy_record, encode_copy_record
 from ciuic.store.store import Store
-from ciuic.system import durable
+from ciuic.system import durable, nofollow
 from ciuic.system.clock import rfc3339
 from ciuic.system.hashing import data_id
+from ciuic.system.trust import is_trusted_owner
 from ciuic.units import counted, format_duration
 
 __all__ = [
@@ -116,11 +116,13 @@ def read_record(store_path: str, address: str) -> CopyRecord | None:
 def recorded_copies(store_path: str) -> list[str]:
     """Return the addresses of the copies that have a record here, directories first.
 
-    Empty if another user owns the store: that user could name any server.
+    Nothing that another user owns is believed, in a shared store neither: that user could name any
+    server.
     """
-    if is_foreign(store_path):
+    folder = Folder(store_path, layout.COPIES)
+    if not (_is_own(store_path) and _is_own(folder.path)):
         return []
-    names = Folder(store_path, layout.COPIES).names(lambda name: name)
+    names = [name for name in folder.names(lambda name: name) if _is_own(folder.path_of(name))]
     records = [record for name in names if (record := _decoded(store_path, name)) is not None]
     addresses = [record.address for record in records if record.marks]
     return sorted(addresses, key=lambda address: (is_url(address), address))
@@ -199,6 +201,13 @@ def _standing(
         problem="" if record is None else record.problem,
         damaged=0 if record is None else record.damaged,
     )
+
+
+def _is_own(path: str) -> bool:
+    try:
+        return is_trusted_owner(nofollow.status(path).st_uid)
+    except OSError:
+        return False
 
 
 def _decoded(store_path: str, name: str) -> CopyRecord | None:
