@@ -20,9 +20,12 @@ from ciuic.errors import (
 )
 from ciuic.ids import ChunkId
 from ciuic.store.store import Store
+from ciuic.system.clock import Clock, SystemClock
 
 __all__ = ["CopySource", "ReadThrough", "Taken", "reading_through"]
 
+_AWAY_S: Final = 300.0
+"""A copy that could not be read is asked again after this time: a mount lasts for days."""
 _LISTED_S: Final = 60.0
 """A copy that lacks chunks is looked through for new packs this often."""
 _COUNTED_MAX: Final = 100_000
@@ -93,6 +96,7 @@ class ReadThrough:
         sources: Returns its copies, in the order in which they are asked; called when the first
             chunk is missing.
         on_first: Receives the address of a copy when the first chunk came from there.
+        clock: Tells when a copy that could not be read is asked again.
     """
 
     def __init__(
@@ -100,7 +104,9 @@ class ReadThrough:
         store: Store,
         sources: Callable[[], Iterable[CopySource]],
         on_first: Callable[[str], None] = lambda _address: None,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or SystemClock()
         self._store_name = store.name
         self._sources = sources
         self._on_first = on_first
@@ -112,7 +118,9 @@ class ReadThrough:
         with self._lock:
             if self._copies is None:
                 name, on_first = self._store_name, self._on_first
-                self._copies = [_Copy(name, source, on_first) for source in self._known_sources()]
+                self._copies = [
+                    _Copy(name, source, on_first, self._clock) for source in self._known_sources()
+                ]
         for copy in self._copies:
             found = copy.chunk(chunk_id, kind)
             if found is not None:
@@ -142,11 +150,13 @@ class ReadThrough:
 
 
 class _Copy:
-    """One copy: opened when it is first asked, and given up when it fails."""
+    """One copy: opened when it is first asked, and given up for a while when it fails."""
 
     def __init__(
-        self, store_name: str, source: CopySource, on_first: Callable[[str], None]
+        self, store_name: str, source: CopySource, on_first: Callable[[str], None], clock: Clock
     ) -> None:
+        self._clock = clock
+        self._away_s = 0.0
         self._store_name = store_name
         self._source = source
         self._on_first = on_first
@@ -192,7 +202,7 @@ class _Copy:
 
     def _opened(self) -> Store | None:
         with self._lock:
-            if not self.is_asked:
+            if not self.is_asked or self._is_asked_again():
                 self.is_asked = True
                 # Imported here: most stores are not damaged.
                 from ciuic.store.addressed import open_at_address
@@ -208,19 +218,30 @@ class _Copy:
                 except CancelledError:
                     raise
                 except CiuicError as error:
-                    self._problem = error.message
-                    self._is_away = True
+                    self._note_away(error.message)
             return self._store
+
+    def _is_asked_again(self) -> bool:
+        if not self._is_away or self._clock.monotonic_s() - self._away_s < _AWAY_S:
+            return False
+        self._is_away = False
+        with contextlib.suppress(CiuicError):
+            self._stack.close()
+        return True
+
+    def _note_away(self, problem: str) -> None:
+        self._problem = problem
+        self._is_away = True
+        self._away_s = self._clock.monotonic_s()
 
     def _note(self, problem: str) -> None:
         with self._lock:
             self._problem = self._problem or problem
 
     def _give_up(self, problem: str) -> None:
-        """Ask it no more: each request to a server that is away takes long."""
+        """Ask it no more for a while: each request to a server that is away takes long."""
         with self._lock:
-            self._problem = problem
-            self._is_away = True
+            self._note_away(problem)
             self._store = None
 
     def _count(self, chunk_id: ChunkId) -> None:
