@@ -12,7 +12,7 @@ from tests.kit.box import Box
 OTHER = 12345
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
 @pytest.mark.parametrize("which", ["store", "copies", "record"])
 def test_a_record_that_another_user_wrote_is_not_believed(
     box: Box, monkeypatch: pytest.MonkeyPatch, which: str

@@ -152,6 +152,22 @@ def test_a_training_loads_from_the_copy_that_this_machine_has_made(tmp_path: Pat
             manager.load_latest_snapshot()
 
 
+def test_a_training_is_told_of_a_copy_that_could_not_be_asked(tmp_path: Path) -> None:
+    store, away, copy = tmp_path / "store", tmp_path / "away", tmp_path / "copy"
+    with SnapshotManager(store) as manager:
+        manager.save_snapshot({"w": np.arange(300_000)}, {}, 1, wait=True)
+    for one in (away, copy):
+        assert ciuic("--store", store, "copy", "--to", one, "--init").code == 0
+    for pack in packs(store):
+        pack.unlink()
+    shutil.rmtree(away)
+    with SnapshotManager(store) as manager, pytest.warns(RuntimeWarning) as told:
+        manager.load_latest_snapshot()
+    texts = [str(one.message) for one in told]
+    assert any(f"its copy {away} did not give all that is lost: " in text for text in texts), texts
+    assert any(f"came from the copy {copy}" in text for text in texts), texts
+
+
 def test_status_knows_a_copy_that_was_made_before_it_was_configured(box: Box) -> None:
     (box.source / "a").write_text("a")
     box.take()

@@ -30,8 +30,15 @@ def opened_with_copies(address: str) -> Iterator[Store]:
             try:
                 yield store
             finally:
-                given = [one for one in through.taken() if one.chunks]
-        for one in given:
+                asked = through.taken()
+        for one in asked:
+            if one.problem:
+                warn_program(
+                    f"the store {store.name} is damaged, and its copy {one.address} did not give"
+                    f" all that is lost: {one.problem}"
+                )
+            if not one.chunks:
+                continue
             warn_program(
                 f"the store {store.name} is damaged: {counted(one.chunks, 'chunk')} came from the"
                 f" copy {one.address}; 'ciuic --store {store.name} repair --from {one.address}"
