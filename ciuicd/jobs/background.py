@@ -41,7 +41,8 @@ def in_background(
         apart: Do it in a child process.
         must_stop: Asked about twenty times a second.
         is_ending: Asked as often.
-        note_progress: Called as often; for a child, as long as the work asks.
+        note_progress: Called as often. Some phases of the work never ask whether to stop, so
+            that they ask is no measure of its health.
     """
     if apart:
 
@@ -49,9 +50,11 @@ def in_background(
             _lower(what)
             return work(child.is_cancelled, child.is_ending)
 
-        return in_child(
-            begin, is_cancelled=must_stop, is_ending=is_ending, note_progress=note_progress
-        )
+        def asked() -> bool:
+            note_progress()
+            return must_stop()
+
+        return in_child(begin, is_cancelled=asked, is_ending=is_ending)
     return _on_thread(what, work, must_stop, is_ending, note_progress)
 
 

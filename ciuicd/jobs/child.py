@@ -70,7 +70,7 @@ def in_child(
     work: Callable[[Child], Result],
     *,
     is_cancelled: Callable[[], bool],
-    note_progress: Callable[[], None],
+    note_progress: Callable[[], None] = lambda: None,
     is_ending: Callable[[], bool] = lambda: False,
     told: Callable[[Document], None] = lambda _document: None,
 ) -> Result:

@@ -13,6 +13,7 @@ import pytest
 
 from ciuic.control import request_status
 from ciuic.errors import BusyError, CancelledError, StoreError
+from ciuicd.jobs.background import in_background
 from ciuicd.jobs.child import Child, in_child
 from tests.kit.daemon import Daemon, Machine, wait_until
 
@@ -123,6 +124,30 @@ def test_work_that_hangs_shows_no_progress() -> None:
     assert noted == []
     os.close(read_end)
     os.close(write_end)
+
+
+def test_upkeep_that_never_asks_whether_to_stop_is_not_taken_for_hung(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    noted: list[int] = []
+
+    def note_progress() -> None:
+        noted.append(1)
+        if len(noted) == 5:
+            gate.touch()
+
+    def work(_must_stop: Callable[[], bool], _is_ending: Callable[[], bool]) -> str:
+        wait_until("progress was noted", gate.exists, deadline_s=10)
+        return "done"
+
+    found = in_background(
+        "prune",
+        work,
+        apart=True,
+        must_stop=lambda: False,
+        is_ending=lambda: False,
+        note_progress=note_progress,
+    )
+    assert found == "done"
 
 
 def test_the_child_has_no_descriptor_of_its_parent() -> None:
