@@ -41,6 +41,7 @@ from ciuic.system.priority import describe_schedulers, lower_priority
 from ciuicd.attempt import attempt, failure, sentence
 from ciuicd.followup import TAG
 from ciuicd.hold import StoreHold
+from ciuicd.jobs.child import ChildDiedError
 from ciuicd.jobs.inbox import Inbox
 from ciuicd.jobs.job import Job
 from ciuicd.metrics.meter import meter_of
@@ -456,6 +457,9 @@ class Service:
             return
         if isinstance(error, BusyError) and scheduled:
             state.try_again_soon()
+        elif isinstance(error, ChildDiedError) and scheduled:
+            # Memory may be free again. If not, the next slot is soon enough.
+            state.try_again_once()
         if job.is_finished:
             _log.error("the snapshot was taken, but a later step failed: %s", sentence(error))
         elif isinstance(error, CommitUncertainError):

@@ -28,7 +28,7 @@ from typing import Final, NoReturn, TypeVar, cast
 from ciuic.documents import Document
 from ciuic.errors import CiuicError, ResourceError, StoreError
 
-__all__ = ["Child", "in_child"]
+__all__ = ["Child", "ChildDiedError", "in_child"]
 
 _POLL_S: Final = 0.05
 _LENGTH: Final = struct.Struct("<Q")
@@ -39,6 +39,15 @@ _PR_SET_PDEATHSIG: Final = 1
 _STDERR: Final = 2
 
 Result = TypeVar("Result")
+
+
+class ChildDiedError(StoreError):
+    """The child was killed: by the kernel when memory ran out, or by a person."""
+
+    @property
+    def kind(self) -> str:
+        """See ``CiuicError``; for programs it is an error of the store, as one of the disk is."""
+        return "store"
 
 
 class Child:
@@ -84,7 +93,7 @@ def in_child(
         told: Receives each document that the work tells.
 
     Raises:
-        StoreError: The child was killed.
+        ChildDiedError: The child was killed. What it had done by then stays.
         ResourceError: There can be no further process.
         Exception: What the work raised.
     """
@@ -202,10 +211,10 @@ def _read(fd: int, length: int) -> bytes | None:
     return bytes(found)
 
 
-def _died(status: int) -> StoreError:
+def _died(status: int) -> ChildDiedError:
     code = os.waitstatus_to_exitcode(status)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-    return StoreError(
+    return ChildDiedError(
         f"the daemon's process that did the work {how}",
         hint="If the machine ran out of memory, the kernel's log says so (journalctl -k); free some"
         " or lower buffer_memory.",

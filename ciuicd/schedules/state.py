@@ -58,6 +58,7 @@ class ScheduleState:
         self._ended_ns: int | None = None
         self._ended_s = 0.0
         self._retry_at_s = 0.0
+        self._repeated: list[int] | None = None
         self._measured: deque[TakeReport] = deque(maxlen=_MEASURED)
         self._choice: Choice | None = None
 
@@ -168,6 +169,13 @@ class ScheduleState:
     def try_again_soon(self) -> None:
         """Attempt the snapshot again before the next slot."""
         self._retry_at_s = self._clock.monotonic_s() + _BUSY_RETRY_S
+
+    def try_again_once(self) -> None:
+        """Attempt the snapshot again before the next slot, unless this slot was repeated so."""
+        # A slot ends with a snapshot or with its last attempt: then these moments change.
+        if self._repeated != self._past_ns:
+            self._repeated = self._past_ns
+            self.try_again_soon()
 
     def remember(self, error: CiuicError) -> None:
         """Keep the error of an attempt."""

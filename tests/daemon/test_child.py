@@ -5,16 +5,21 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ciuic.control import request_status
+from ciuic.config.load import load_settings
+from ciuic.control import request_snapshot, request_status
 from ciuic.errors import BusyError, CancelledError, StoreError
+from ciuic.system.clock import rfc3339
 from ciuicd.jobs.background import in_background
 from ciuicd.jobs.child import Child, in_child
+from ciuicd.schedules.state import ScheduleState
+from tests.kit.clock import ManualClock
 from tests.kit.daemon import Daemon, Machine, wait_until
 
 MIB = 1024 * 1024
@@ -196,12 +201,35 @@ def test_a_snapshot_whose_process_is_killed_is_one_line_and_the_next_is_taken(
     taking.suspend()
     taking.kill()
     daemon.wait_for_log("snapshot failed: the daemon's process that did the work was killed by")
-    machine.configure(snapshot_interval="1s")
-    daemon.signal(signal.SIGHUP)
+    wait_until("it waits", lambda: not is_taking(machine))
+    status = request_status(str(machine.store))
+    assert status is not None
+    assert status["next"] <= rfc3339(time.time_ns()), "the slot is not served: it tries again"
+    assert request_snapshot(str(machine.store)) is not None
     daemon.wait_for_log("no warnings")
     assert daemon.stop() == 0
     assert daemon.log().count("snapshot failed") == 1
     assert "Traceback" not in daemon.log()
+
+
+def test_a_slot_whose_process_is_killed_is_repeated_once(machine: Machine) -> None:
+    clock = ManualClock()
+    settings = load_settings(str(machine.config)).schedules[0]
+    state = ScheduleState(settings, clock, lambda: None)
+
+    def attempts() -> int:
+        count = 0
+        for _ in range(10):
+            if state.is_due:
+                count += 1
+                state.try_again_once()
+                state.attempt_ended()
+            clock.advance(61)
+        return count
+
+    assert attempts() == 2
+    clock.advance(365 * 86_400)
+    assert attempts() == 2, "the next slot is repeated too"
 
 
 def test_a_daemon_that_is_killed_takes_the_process_of_its_snapshot_with_it(
