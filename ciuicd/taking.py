@@ -28,7 +28,7 @@ from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_bytes, format_duration, format_files
-from ciuicd.jobs.child import Child, in_child
+from ciuicd.jobs.child import Child, ChildDiedError, in_child
 from ciuicd.jobs.job import Job
 from ciuicd.notify import Notifier
 from ciuicd.schedules.due import covers
@@ -112,12 +112,17 @@ class SnapshotTaker:
             )
 
         if self._apart and not is_url(settings.snapshot_dir):
-            report = in_child(
-                lambda child: take(child.is_cancelled, _Told(job, child, self._clock)),
-                is_cancelled=self._cancelled,
-                note_progress=self._note_progress,
-                told=job.show,
-            )
+            try:
+                report = in_child(
+                    lambda child: take(child.is_cancelled, _Told(job, child, self._clock)),
+                    is_cancelled=self._cancelled,
+                    note_progress=self._note_progress,
+                    told=job.show,
+                )
+            except ChildDiedError as error:
+                # It may have died after the commit.
+                error.hint += " 'ciuic list' shows whether the snapshot was committed."
+                raise
         else:
             report = take(self._is_cancelled_here, job)
         self.last_report = report
