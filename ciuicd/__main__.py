@@ -307,6 +307,8 @@ def _handle_signals(service: Service) -> None:
     before a long wait of that thread, or reaches another thread, the handler may never run.
     """
     numbers = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    # A starter that ignores it would leave no exit status of a child to wait for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Threads that start later inherit this, so none of them can swallow a signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 

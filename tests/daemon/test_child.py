@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -231,6 +232,18 @@ def test_a_slot_whose_process_is_killed_is_repeated_once(machine: Machine) -> No
     assert attempts() == 2
     clock.advance(365 * 86_400)
     assert attempts() == 2, "the next slot is repeated too"
+
+
+def test_a_daemon_whose_starter_ignores_the_end_of_children_takes_snapshots(
+    machine: Machine,
+) -> None:
+    ignores = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    run_rest = "os.execvp(sys.argv[1], sys.argv[1:])"
+    daemon = machine.launch(wrapper=(sys.executable, "-c", f"{ignores}; {run_rest}"))
+    daemon.wait_for_log("serves")
+    wait_until("the first attempt ended", lambda: "snapshot " in daemon.log())
+    assert "no warnings" in daemon.log()
+    assert daemon.stop() == 0
 
 
 def test_a_daemon_that_is_killed_takes_the_process_of_its_snapshot_with_it(
