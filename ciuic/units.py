@@ -8,6 +8,7 @@ __all__ = [
     "format_bytes",
     "format_duration",
     "format_files",
+    "freed_in_words",
     "inflected",
     "listed",
     "parse_duration_s",
@@ -123,3 +124,10 @@ def format_duration(duration_s: float) -> str:
     if hours < 24:
         return f"{hours} h {minutes:02d} m"
     return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def freed_in_words(freed_bytes: int) -> str:
+    """Say how much room a prune made, or how much more it takes until condemned packs are gone."""
+    if freed_bytes < 0:
+        return f"{format_bytes(-freed_bytes)} more in use for now"
+    return f"{format_bytes(freed_bytes)} freed"

@@ -11,6 +11,7 @@ from ciuic.units import (
     format_bytes,
     format_duration,
     format_files,
+    freed_in_words,
 )
 
 __all__ = ["daemon_lines"]
@@ -104,7 +105,7 @@ def _upkeep_lines(upkeep: Document) -> Iterator[tuple[str, str]]:
                 f"{len(last.get('forgotten') or ())} forgotten, {last.get('kept')} kept{when}",
             )
         elif what == "prune":
-            yield what, f"{format_bytes(int(last.get('freed_bytes') or 0))} freed{when}"
+            yield what, f"{freed_in_words(int(last.get('freed_bytes') or 0))}{when}"
         elif what == "drill":
             outcome = last.get("outcome") or "every chosen file came back as it was"
             yield what, f"{outcome}{when}"

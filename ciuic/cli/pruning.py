@@ -17,6 +17,7 @@ from ciuic.units import (
     counted,
     format_bytes,
     format_duration,
+    freed_in_words,
     inflected,
 )
 
@@ -96,7 +97,10 @@ def print_prune_report(report: PruneReport) -> None:
     would = "would be " if report.dry_run else ""
     if report.expired:
         click.echo(f"{_snapshots(len(report.expired))} {would}removed for good")
-    click.echo(f"{would}freed: {format_bytes(report.freed_bytes)}")
+    if report.freed_bytes < 0:
+        click.echo(f"{would}{freed_in_words(report.freed_bytes)}")
+    else:
+        click.echo(f"{would}freed: {format_bytes(report.freed_bytes)}")
     rows = (
         ("removed", report.removed, ""),
         ("rewritten", report.rewritten, f" into {_packs(report.written)}{_small(report.merged)}"),

@@ -19,7 +19,7 @@ from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.system.free_space import PRUNE_RESERVE, is_short_of_space
-from ciuic.units import counted, format_bytes, format_duration
+from ciuic.units import counted, format_duration, freed_in_words
 from ciuicd.upkeep.damage_log import first_few
 from ciuicd.upkeep.outcomes import Outcomes, refuse_other
 
@@ -183,9 +183,9 @@ class Pruning:
 
 def _log_report(report: PruneReport) -> None:
     _log.info(
-        "pruned: %s removed for good, %s freed, %s removed, %s rewritten, %s",
+        "pruned: %s removed for good, %s, %s removed, %s rewritten, %s",
         counted(len(report.expired), "snapshot"),
-        format_bytes(report.freed_bytes),
+        freed_in_words(report.freed_bytes),
         counted(report.removed.packs, "pack"),
         report.rewritten.packs,
         format_duration(report.total_s),

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 __all__ = [
     "Commit",
+    "Look",
     "Loss",
     "Mark",
     "Pack",
@@ -26,12 +27,14 @@ __all__ = [
     "Verdict",
     "Walk",
     "explore",
+    "take_step",
+    "whole",
 ]
 
 Session = str
 """The ID under which a process commits."""
 What = Literal["forget", "undo", "pin", "purge"]
-Prefix = Literal["packs", "segments", "leases", "commits", "marks", "verdicts"]
+Prefix = Literal["packs", "segments", "leases", "commits", "marks", "verdicts", "looks"]
 
 
 class Pack(NamedTuple):
@@ -81,8 +84,15 @@ class Verdict(NamedTuple):
     deleted: Packs
 
 
+class Look(NamedTuple):
+    """For which leases a condemnation waits: those that its first look found."""
+
+    session: Session
+    leases: frozenset[Session]
+
+
 class Place(NamedTuple):
-    """Every object of a store."""
+    """Every object of a store, and what the machine that prunes remembers of it."""
 
     packs: Packs = frozenset()
     segments: frozenset[Segment] = frozenset()
@@ -90,6 +100,7 @@ class Place(NamedTuple):
     commits: frozenset[Commit] = frozenset()
     marks: frozenset[Mark] = frozenset()
     verdicts: frozenset[Verdict] = frozenset()
+    looks: frozenset[Look] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,9 @@ class Rules:
     condemn_damaged: bool = True
     store_before_condemning_damaged: bool = True
     keep_verdicts: bool = True
+    look_after_condemning: bool = True
+    look_for_each_condemnation: bool = True
+    lists_whole_leases: bool = True
 
 
 class Read(NamedTuple):
@@ -290,17 +304,39 @@ class Roles:
         if not packs:
             return "end_lease", session
         mine = Commit(session, "condemned", packs=packs)
+        if not self._rules.look_after_condemning:
+            found = yield Read("leases", lambda leases: leases)
+            yield Put("looks", Look(session, found - {session}))
         if (yield Put("commits", mine)) != mine:
             return "end_lease", session
         yield Delete("leases", session)
         return "finish", session, packs
 
+    def look(self, session: Session) -> Generator[Request, Any, frozenset[Session]]:
+        """Return for which leases a condemnation waits, and remember them."""
+        about = session if self._rules.look_for_each_condemnation else ""
+        known = yield Read("looks", lambda looks: _look_of(looks, about))
+        if known is not None:
+            return known.leases
+        found = yield Read("leases", lambda leases: leases)
+        if not self._rules.lists_whole_leases:
+            found = frozenset(sorted(found)[1:])
+        yield Put("looks", Look(about, found))
+        return found
+
     def finish(self, session: Session, packs: Packs) -> Process:
         """Wait for each session that may rely on condemned packs, or revoke it; then judge."""
         if self._rules.end_leases:
-            for lease in sorted((yield Read("leases", lambda leases: leases))):
+            for lease in sorted((yield from self.look(session))):
                 if self._rules.tombstone_when_revoked:
                     yield Put("commits", Commit(lease, "revoked"))
+        return "judge", session, packs
+
+    def patient(self, session: Session, packs: Packs) -> Process:
+        """Like ``finish``, but revoke nothing: leave the rest to the next prune."""
+        wanted = yield from self.look(session)
+        if (yield Read("leases", lambda leases: leases & wanted)):
+            return None
         return "judge", session, packs
 
     def judge(self, session: Session, packs: Packs) -> Process:
@@ -409,6 +445,10 @@ class Roles:
         return ("reader", snapshot, chunk, tries - 1) if tries > 1 else (LOST, snapshot)
 
 
+def _look_of(looks: Iterable[Look], session: Session) -> Look | None:
+    return next((one for one in looks if one.session == session), None)
+
+
 LOST: Final = "lost"
 
 
@@ -442,7 +482,7 @@ def _present(rules: Rules, objects: frozenset[Any], value: Any) -> Any:
             if mark.snapshot == value.snapshot and (not numbered or mark.number == value.number)
         ]  # fmt: skip
         return same[0] if same else None
-    if isinstance(value, Commit | Verdict):
+    if isinstance(value, Commit | Verdict | Look):
         same = [found for found in objects if found.session == value.session]
         return same[0] if same else None
     return value if value in objects else None
@@ -452,6 +492,8 @@ def _is_kept(rules: Rules, value: Any) -> bool:
     """Return whether an object that has the key already stays."""
     if isinstance(value, Mark):
         return rules.number_marks
+    if isinstance(value, Look):
+        return False
     return rules.one_verdict if isinstance(value, Verdict) else rules.create_commits_if_absent
 
 
@@ -465,6 +507,23 @@ def lost_chunk(place: Place) -> str:
         if commit.chunks - there and (mark is None or mark.what != "purge"):
             return f"{commit.session} lost {', '.join(sorted(commit.chunks - there))}"
     return ""
+
+
+def whole(rules: Rules, runner: Runner) -> Process:
+    """Return a process and what continues it as one process."""
+    roles = Roles(rules)
+    then: tuple[Any, ...] | None = (runner.name, *runner.arguments)
+    while then is not None:
+        then = yield from getattr(roles, then[0])(*then[1:])
+
+
+def take_step(rules: Rules, place: Place, process: Process, got: Any = None) -> tuple[Place, Any]:
+    """Return the place after the next request of a process, and the answer for its next step.
+
+    Raises:
+        StopIteration: The process has ended.
+    """
+    return answer(rules, place, process.send(got))
 
 
 class Loss(NamedTuple):

@@ -4,6 +4,7 @@ docs/decisions/0019-many-writers.md. With CIUIC_LONG=1 every walk goes to its en
 request that is held back.
 """
 
+import contextlib
 import dataclasses
 import os
 
@@ -18,6 +19,8 @@ from tests.model.many_writers import (
     Runner,
     Segment,
     explore,
+    take_step,
+    whole,
 )
 
 LONG = bool(os.environ.get("CIUIC_LONG"))
@@ -70,6 +73,14 @@ CONDEMNED = OLD._replace(
     commits=OLD.commits | {Commit("P0", "condemned", packs=OLD.packs)}
 )  # by a pruner that was then killed
 FINISHER = Runner("finish", ("P0", OLD.packs))
+PATIENT = Runner("patient", ("P0", OLD.packs))
+UNNEEDED = frozenset([Pack("S1", "b")])
+EARLIER = stored("a", "b", forgotten=("S0",))._replace(
+    marks=frozenset([Mark("S0", 1, "forget"), Mark("S1", 1, "purge")])
+)
+EARLIER = EARLIER._replace(
+    commits=EARLIER.commits | {Commit("P0", "condemned", packs=UNNEEDED)}
+)  # which this machine has looked at before or after the other one
 
 SCENARIOS: dict[str, tuple[Place, list[Runner]]] = {
     "two writers, a pruner, undo": (OLD, [writer("W1"), writer("W2"), pruner("P1"), mark("undo")]),
@@ -104,6 +115,14 @@ SCENARIOS: dict[str, tuple[Place, list[Runner]]] = {
     "a condemnation that two finish": (
         CONDEMNED,
         [FINISHER, FINISHER, mark("purge"), writer("W1")],
+    ),
+    "a condemnation that two finish, of whom one is patient": (
+        CONDEMNED,
+        [FINISHER, PATIENT, mark("purge"), writer("W1")],
+    ),
+    "two condemnations, one after the other": (
+        EARLIER,
+        [Runner("patient", ("P0", UNNEEDED)), pruner("P1"), writer("W1")],
     ),
     "a condemnation that two finish, and a sweeper": (
         CONDEMNED,
@@ -143,3 +162,52 @@ def test_without_any_one_rule_a_chunk_is_lost(rule: str) -> None:
             if explore(rules, place, runners, late=late, states_max=states_max).loss:
                 return
     pytest.fail("no walk lost a chunk")
+
+
+@pytest.mark.parametrize("every", range(1, 12))
+def test_condemned_packs_are_deleted_beside_sessions_that_overlap_for_ever(every: int) -> None:
+    """Each session begins before the last one ends; now and then a prune runs, and revokes none.
+
+    A machine that forgets what it has looked at would never delete the pack.
+    """
+    assert _sessions_until_deleted(every, remembers=True) < 3 + every
+    assert _sessions_until_deleted(every, remembers=False) == SESSIONS
+
+
+SESSIONS = 30
+
+
+def _sessions_until_deleted(every: int, *, remembers: bool) -> int:
+    """Return how many sessions began before the condemned pack was deleted.
+
+    Args:
+        every: There is a prune after this many steps of sessions.
+        remembers: The machine that prunes remembers at which leases it has looked.
+    """
+    rules, steps = Rules(), 0
+    place = CONDEMNED._replace(marks=CONDEMNED.marks | {Mark("S0", 2, "purge")})
+    older = whole(rules, writer("W0"))
+    place, got = take_step(rules, place, older)
+    for number in range(1, SESSIONS + 1):
+        newer = whole(rules, writer(f"W{number}"))
+        place, next_got = take_step(rules, place, newer)
+        with contextlib.suppress(StopIteration):
+            while True:
+                steps += 1
+                if steps % every == 0:
+                    place = _pruned(rules, place)
+                    place = place if remembers else place._replace(looks=frozenset())
+                place, got = take_step(rules, place, older, got)
+                assert place.leases, "the sessions overlap"
+                if not OLD.packs & place.packs:
+                    return number
+        older, got = newer, next_got
+    return SESSIONS
+
+
+def _pruned(rules: Rules, place: Place) -> Place:
+    prune, got = whole(rules, PATIENT), None
+    with contextlib.suppress(StopIteration):
+        while True:
+            place, got = take_step(rules, place, prune, got)
+    return place

@@ -171,7 +171,9 @@ class _Run:
         Args:
             only_damaged: Finish what repairs have condemned, and leave the rest.
         """
-        for condemnation in self._bucket.condemned.read():
+        condemnations = self._bucket.condemned.read()
+        self._waiting.keep([one.session for one in condemnations])
+        for condemnation in condemnations:
             if condemnation.damaged or not only_damaged:
                 self._finish(condemnation)
         self._delete(self._bucket.condemned.deleted())
@@ -223,7 +225,7 @@ class _Run:
         """Wait, judge, and delete; returns false if sessions are still at work."""
         deleted = condemnation.deleted
         if deleted is None:
-            if not self._waiting.finish(self._own_lease):
+            if not self._waiting.finish(condemnation.session, self._own_lease):
                 return False
             deleted = self._judge(condemnation)
         self._delete(deleted)

@@ -1,15 +1,18 @@
 """Waits for the sessions that may rely on condemned packs, or revokes them.
 
+Each condemnation waits for its own leases, those that were there when this machine first saw it.
 A session at work changes its lease every minute. This machine remembers since when each lease has
 its present content, by its own clock: no clocks of two machines are compared. If that clock is
 wrong, a session may be revoked too early, which costs its snapshot and nothing else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from ciuic.errors import LostRaceError
+from ciuic.ids import SessionId
 from ciuic.store.place.bucket import StoreInBucket
+from ciuic.store.place.sessions.awaited import AwaitedLeases
 from ciuic.store.place.sessions.leases import Lease, dismiss, is_decided, list_leases, revoke
 from ciuic.store.place.sessions.seen import SeenLeases
 from ciuic.system.clock import Clock
@@ -44,7 +47,6 @@ class Waiting:
         told: Receives the leases of the sessions that are waited for, whenever these change.
 
     Attributes:
-        left: The leases of sessions that have not ended.
         revoked: The leases of sessions that this prune revoked.
     """
 
@@ -63,31 +65,48 @@ class Waiting:
         self._check = check
         self._told = told
         self._seen = SeenLeases(bucket.path)
+        self._awaited = AwaitedLeases(bucket.path)
         self._until_s = clock.monotonic_s() + patience.wait_s
-        self.left: list[Lease] = []
+        self._left: dict[SessionId, list[Lease]] = {}
         self.revoked: list[Lease] = []
 
-    def finish(self, own_key: str) -> bool:
-        """Wait for each session that has a lease now; returns whether all have ended.
+    @property
+    def left(self) -> list[Lease]:
+        """The leases of sessions that have not ended, and that some condemnation waits for."""
+        every = {lease.key: lease for leases in self._left.values() for lease in leases}
+        return [every[key] for key in sorted(every)]
 
-        The caller has read or created a condemnation. A session whose lease comes later heeds that.
+    def keep(self, condemned_by: Collection[SessionId]) -> None:
+        """Forget for which leases other condemnations waited: they are gone.
 
         Args:
+            condemned_by: The sessions of the condemnations that are there.
+        """
+        self._awaited.keep(condemned_by)
+
+    def finish(self, condemned_by: SessionId, own_key: str) -> bool:
+        """Wait for each session that may not heed a condemnation; returns whether all have ended.
+
+        Args:
+            condemned_by: The session of the condemnation, which the caller has read or created. A
+                session whose lease comes later heeds it.
             own_key: The lease of this prune.
         """
-        wanted = {lease.key for lease in list_leases(self._bucket.place)} - {own_key}
-        self._seen.keep(wanted)
+        present = {lease.key for lease in list_leases(self._bucket.place)}
+        self._seen.keep(present)
+        wanted = self._awaited.of(condemned_by, present - {own_key})
         shown: list[Lease] = []
         while True:
             self._check()
             leases = [lease for lease in list_leases(self._bucket.place) if lease.key in wanted]
-            self.left = [lease for lease in leases if not self._has_ended(lease)]
-            if not self.left:
+            left = [lease for lease in leases if not self._has_ended(lease)]
+            self._left[condemned_by] = left
+            if not left:
                 return True
             if self._clock.monotonic_s() >= self._until_s:
                 return False
-            if [one.key for one in shown] != [one.key for one in self.left]:
-                shown = self.left
+            if [one.key for one in shown] != [one.key for one in left]:
+                shown = left
                 self._told(shown)
             self._clock.sleep(_POLL_S)
 

@@ -1,0 +1,130 @@
+"""Prune of a bucket in which sessions overlap for ever: it deletes what it has condemned.
+
+docs/protocol.md, "Which leases a condemnation waits for".
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.kit.buckets import FolderMachine, write
+from tests.kit.program import REPOSITORY
+
+pytestmark = pytest.mark.root
+
+WRITER = """
+import contextlib, pathlib, sys
+from tests.kit.buckets import FolderMachine, write
+bucket, cache, source = map(pathlib.Path, sys.argv[1:])
+machine = FolderMachine(bucket, cache)
+with contextlib.ExitStack() as stack:
+    for number, line in enumerate(sys.stdin):
+        if line == "begin\\n":
+            store = stack.enter_context(machine.opened_at(machine.place()))
+            print("begun", flush=True)
+        else:
+            write(source, [f"new-{number}"])
+            taken = machine.take_into(store, source).id
+            stack.close()
+            print(taken, flush=True)
+"""
+
+
+class Writer:
+    """A process that takes snapshots, one in each session."""
+
+    def __init__(self, top, name):
+        shutil.copytree(top / "source", top / f"source-{name}")
+        command = [sys.executable, "-c", WRITER, top / "bucket", top / name, top / f"source-{name}"]
+        self._process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def do(self, what):
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def end(self):
+        self._process.stdin.close()
+        self._process.stdout.close()
+        assert self._process.wait(60) == 0
+
+
+@pytest.fixture
+def writers(tmp_path):
+    write(tmp_path / "source", "a")
+    made = [Writer(tmp_path, name) for name in ("one", "two")]
+    yield made
+    for writer in made:
+        writer.end()
+
+
+@pytest.fixture
+def pruner(tmp_path):
+    """A machine that prunes, in whose bucket one pack is not needed."""
+    machine = FolderMachine(tmp_path / "bucket", tmp_path / "pruner")
+    assert machine.init()[0]
+    write(tmp_path / "old", "ab")
+    old = machine.take_at(machine.place(), tmp_path / "old").id
+    machine.take_at(machine.place(), tmp_path / "source")
+    machine.forget(old)
+    return machine
+
+
+@pytest.mark.parametrize("machines", [1, 2], ids=["one-machine", "another-finishes"])
+def test_a_prune_deletes_beside_two_writers_that_overlap_without_a_gap(
+    tmp_path, writers, pruner, machines
+):
+    pruners = [pruner, FolderMachine(tmp_path / "bucket", tmp_path / "other")][:machines]
+    writing, beginning = writers
+    assert writing.do("begin") == "begun"
+    before = set(pruner.names("packs"))
+    assert pruner.prune().condemned.packs == 1
+    assert set(pruner.names("packs")) == before
+    taken = []
+    turns = 0
+    while turns < 8:
+        turns += 1
+        assert beginning.do("begin") == "begun"
+        taken.append(writing.do("take"))
+        assert len(pruner.names("leases")) == 1, "the other session is at work"
+        report = pruners[-1].prune()
+        if report.removed.packs:
+            break
+        writing, beginning = beginning, writing
+    assert turns <= machines, "each machine waits for the sessions that were there when it looked"
+    assert len(before - set(pruner.names("packs"))) == 1
+    taken.append(beginning.do("take"))
+    for machine in (pruner, FolderMachine(tmp_path / "bucket", tmp_path / "reader")):
+        assert machine.ids() > set(taken)
+        machine.check(listed=machine.ids())
+    pruners[-1].prune()
+    assert os.listdir(os.path.join(_cache_of(pruners[-1]), "awaited")) == []
+
+
+def test_a_damaged_memory_of_the_leases_only_waits_longer(tmp_path, writers, pruner):
+    first, second = writers
+    first.do("begin")
+    assert pruner.prune().waiting_for
+    folder = os.path.join(_cache_of(pruner), "awaited")
+    (name,) = os.listdir(folder)
+    with open(os.path.join(folder, name), "r+b") as file:
+        data = file.read().replace(b"snapshot-", b"snapshut-")
+        file.seek(0)
+        file.write(data)
+    second.do("begin")
+    assert len(pruner.prune().waiting_for) == 2, "the leases are listed again"
+    first.do("take")
+    assert len(pruner.prune().waiting_for) == 1
+    second.do("take")
+    assert pruner.prune().removed.packs == 1
+    pruner.check(listed=pruner.ids())
+
+
+def _cache_of(machine):
+    with machine.opened() as store:
+        return store.bucket.path
