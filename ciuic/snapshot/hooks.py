@@ -3,7 +3,8 @@
     before   after the store has been opened for writing, so that it never runs for a snapshot that
              cannot begin. If it fails, the snapshot is taken and records a warning
     after    whenever it was the turn of ``before``, even if the snapshot failed, so that it can
-             restart what ``before`` stopped. If it fails, the report has a warning
+             restart what ``before`` stopped. If it fails, the report has a warning. If the process
+             that takes the snapshot is killed, it does not run
 
 ``hook_process`` runs a hook.
 """
