@@ -6,8 +6,8 @@ it has the daemon's configuration and priorities without any start.
 
 Guarantees:
     - The child ends when the daemon is killed.
-    - It keeps none of the daemon's descriptors but standard error: the lock of a killed daemon is
-      free at once, and a client sees the end of its connection.
+    - It keeps none of the daemon's descriptors but the standard ones (0 to 2): the lock of a
+      killed daemon is free at once, and a client sees the end of its connection.
     - A child that is killed is an error of the work, and the daemon goes on.
 
 Only the thread that forks goes on in the child. The caller makes sure that no library has threads
@@ -21,6 +21,7 @@ import pickle
 import select
 import signal
 import struct
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar, cast
@@ -56,6 +57,7 @@ class Child:
     def __init__(self, shared: mmap.mmap, answers_fd: int) -> None:
         self._shared = shared
         self._answers_fd = answers_fd
+        self._telling = threading.Lock()
 
     def is_cancelled(self) -> bool:
         """Return whether the parent wants the work to end, and show it that the work goes on."""
@@ -71,8 +73,9 @@ class Child:
         return bool(self._shared[place])
 
     def tell(self, document: Document) -> None:
-        """Send the parent a document; one thread at a time."""
-        _send(self._answers_fd, _TOLD, document)
+        """Send the parent a document."""
+        with self._telling:
+            _send(self._answers_fd, _TOLD, document)
 
 
 def in_child(
@@ -175,10 +178,12 @@ def _let_go_of_descriptors(kept: int) -> None:
 
 
 def _send_error(fd: int, error: BaseException) -> None:
-    if not isinstance(error, (CiuicError, OSError)):
-        # Unexpected: the parent logs the traceback with it.
-        error.add_note("".join(traceback.format_exception(error)))
     try:
+        if not isinstance(error, (CiuicError, OSError)):
+            # Unexpected: the parent logs the traceback with it.
+            error.add_note("".join(traceback.format_exception(error)))
+        # Some exceptions can be pickled, but not read again.
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - written here
         _send(fd, _FAILED, error)
     except Exception:  # noqa: BLE001 - pickle raises many kinds
         _send(fd, _FAILED, StoreError(f"{type(error).__name__}: {error}", hint=""))

@@ -98,6 +98,21 @@ def test_a_bug_keeps_its_traceback_and_what_cannot_be_sent_becomes_a_store_error
         run(raises_it)
 
 
+class TwoPartError(Exception):
+    """Can be pickled, but not read again: its arguments are not those of its constructor."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def test_an_error_that_cannot_be_read_again_becomes_a_store_error() -> None:
+    def work(_child: Child) -> None:
+        raise TwoPartError("one", "two")
+
+    with pytest.raises(StoreError, match="TwoPartError: one two"):
+        run(work)
+
+
 def test_work_that_is_cancelled_notices_and_shows_progress_until_then() -> None:
     noted: list[int] = []
 
