@@ -100,22 +100,26 @@ def in_child(
         ResourceError: There can be no further process.
         Exception: What the work raised.
     """
-    answers_fd, write_fd = os.pipe()
-    # Closed by the garbage collector: the child may have its copy.
-    shared = mmap.mmap(-1, mmap.PAGESIZE)
     parent = os.getpid()
+    opened: tuple[int, ...] = ()
     try:
+        opened = answers_fd, write_fd = os.pipe()
+        # Closed by the garbage collector: the child may have its copy.
+        shared = mmap.mmap(-1, mmap.PAGESIZE)
         pid = os.fork()
         if pid == 0:
             _be_child(work, shared, write_fd, parent)
     except OSError as error:
-        os.close(answers_fd)
+        for fd in opened[:1]:
+            os.close(fd)
         raise ResourceError(
             f"no process can be started for the work: {error.strerror}",
-            hint="Free memory, or raise the limit (ulimit -u, or TasksMax= in the unit).",
+            hint="Free memory, or raise the limit (ulimit -u and -n, or TasksMax= and"
+            " LimitNOFILE= in the unit).",
         ) from error
     finally:
-        os.close(write_fd)
+        for fd in opened[1:]:
+            os.close(fd)
     kind, value = "", None
     beat = shared[_BEAT]
     try:

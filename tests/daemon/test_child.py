@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from ciuic.config.load import load_settings
 from ciuic.control import request_snapshot, request_status
-from ciuic.errors import BusyError, CancelledError, StoreError
+from ciuic.errors import BusyError, CancelledError, ResourceError, StoreError
 from ciuic.system.clock import rfc3339
 from ciuicd.jobs.background import in_background
 from ciuicd.jobs.child import Child, in_child
@@ -96,6 +97,16 @@ def test_a_bug_keeps_its_traceback_and_what_cannot_be_sent_becomes_a_store_error
 
     with pytest.raises(StoreError, match="LocalError: of this function"):
         run(raises_it)
+
+
+def test_too_few_descriptors_for_a_child_are_a_shortage() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(ResourceError, match="no process can be started"):
+            run(lambda _child: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 class TwoPartError(Exception):
