@@ -13,7 +13,14 @@ from ciuic.errors import LostRaceError
 from ciuic.ids import SessionId
 from ciuic.store.place.bucket import StoreInBucket
 from ciuic.store.place.sessions.awaited import AwaitedLeases
-from ciuic.store.place.sessions.leases import Lease, dismiss, is_decided, list_leases, revoke
+from ciuic.store.place.sessions.leases import (
+    Lease,
+    dismiss,
+    is_decided,
+    is_prune_lease,
+    list_leases,
+    revoke,
+)
 from ciuic.store.place.sessions.seen import SeenLeases
 from ciuic.system.clock import Clock
 
@@ -94,7 +101,10 @@ class Waiting:
         """
         present = {lease.key for lease in list_leases(self._bucket.place)}
         self._seen.keep(present)
-        wanted = self._awaited.of(condemned_by, present - {own_key})
+        others = present - {own_key}
+        # A repair that began later may still read a sound copy from a condemned pack. Prunes and
+        # repairs are rare, so they do not keep a condemnation for ever.
+        wanted = self._awaited.of(condemned_by, others) | set(filter(is_prune_lease, others))
         shown: list[Lease] = []
         while True:
             self._check()

@@ -39,6 +39,7 @@ __all__ = [
     "dismissed_ids",
     "drop_notes",
     "is_decided",
+    "is_prune_lease",
     "list_leases",
     "prune_lease",
     "revoke",
@@ -101,6 +102,11 @@ def copy_lease(snapshot_id: SnapshotId, session_id: SessionId) -> str:
 def prune_lease(session_id: SessionId) -> str:
     """Return the key of the lease of a prune."""
     return f"{layout.LEASES}/prune-{session_id.hex()}"
+
+
+def is_prune_lease(key: str) -> bool:
+    """Return whether a lease is that of a prune or a repair."""
+    return key.startswith(f"{layout.LEASES}/prune-")
 
 
 class HeldLeases:
