@@ -9,6 +9,7 @@ Also the exit codes of the programs.
             TornReadError       the file changed during every attempt to read it
             VanishedError       the path no longer exists
         StoreError              the run ends before anything is committed
+            ChildDiedError      the daemon's process was killed: see what it had committed
             BusyError           try later
             UnresponsiveError   look at the daemon
             UnknownFormatError  use a newer ciuic
@@ -48,6 +49,7 @@ __all__ = [
     "AccessDeniedError",
     "BusyError",
     "CancelledError",
+    "ChildDiedError",
     "ChunkMissingError",
     "CiuicError",
     "CommitUncertainError",
@@ -150,6 +152,13 @@ class StoreError(CiuicError):
     """The store failed; the run ends and commits nothing."""
 
     default_hint = "Check the store's disk, then run the command again."
+
+
+class ChildDiedError(StoreError):
+    """The daemon's process that did the work was killed: by the kernel for memory, or by a person.
+
+    What it had committed by then stays.
+    """
 
 
 class BusyError(StoreError):

@@ -27,6 +27,7 @@ from ciuic.control import Document
 from ciuic.errors import (
     BusyError,
     CancelledError,
+    ChildDiedError,
     CiuicError,
     CommitUncertainError,
     ConfigError,
@@ -41,7 +42,6 @@ from ciuic.system.priority import describe_schedulers, lower_priority
 from ciuicd.attempt import attempt, failure, sentence
 from ciuicd.followup import TAG
 from ciuicd.hold import StoreHold
-from ciuicd.jobs.child import ChildDiedError
 from ciuicd.jobs.inbox import Inbox
 from ciuicd.jobs.job import Job
 from ciuicd.metrics.meter import meter_of

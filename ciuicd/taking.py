@@ -13,7 +13,7 @@ from ciuic.catalog import list_snapshots
 from ciuic.config.opening import open_configured
 from ciuic.config.settings import Settings
 from ciuic.control import Document
-from ciuic.errors import CiuicError, UnreachableError
+from ciuic.errors import ChildDiedError, CiuicError, UnreachableError
 from ciuic.model import DAEMON, Owner, SnapshotSummary, path_text
 from ciuic.progress import Progress
 from ciuic.snapshot.hooks import HOOK_WARNING, Hooks, take_with_hooks
@@ -28,7 +28,7 @@ from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_bytes, format_duration, format_files
-from ciuicd.jobs.child import Child, ChildDiedError, in_child
+from ciuicd.jobs.child import Child, in_child
 from ciuicd.jobs.job import Job
 from ciuicd.notify import Notifier
 from ciuicd.schedules.due import covers

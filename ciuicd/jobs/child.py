@@ -27,9 +27,9 @@ from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar, cast
 
 from ciuic.documents import Document
-from ciuic.errors import CiuicError, ResourceError, StoreError
+from ciuic.errors import ChildDiedError, CiuicError, ResourceError, StoreError
 
-__all__ = ["Child", "ChildDiedError", "in_child"]
+__all__ = ["Child", "in_child"]
 
 _POLL_S: Final = 0.05
 _LENGTH: Final = struct.Struct("<Q")
@@ -40,15 +40,6 @@ _PR_SET_PDEATHSIG: Final = 1
 _STDERR: Final = 2
 
 Result = TypeVar("Result")
-
-
-class ChildDiedError(StoreError):
-    """The child was killed: by the kernel when memory ran out, or by a person."""
-
-    @property
-    def kind(self) -> str:
-        """See ``CiuicError``; for programs it is an error of the store, as one of the disk is."""
-        return "store"
 
 
 class Child:

@@ -25,6 +25,7 @@ EXIT_CODES = {
     "TornReadError": 1,
     "VanishedError": 1,
     "StoreError": 1,
+    "ChildDiedError": 1,
     "BusyError": 5,
     "UnresponsiveError": 1,
     "UnknownFormatError": 1,
