@@ -16,7 +16,7 @@ from ciuic.errors import CancelledError
 from ciuic.system.clock import Clock
 from ciuic.units import format_duration
 
-__all__ = ["Say", "run_hook"]
+__all__ = ["Say", "kill_run", "run_hook"]
 
 _SHELL: Final = "/bin/sh"
 _POLL_S: Final = 0.05
@@ -42,10 +42,12 @@ def run_hook(
     clock: Clock,
     cancelled: Callable[[], bool],
     say: Say,
+    began: Callable[[bytes], None] = lambda _token: None,
 ) -> str | None:
     """Run a shell command; returns None if it succeeded, else a clause that says what happened.
 
-    Background processes of the command keep running, unless its time ran out.
+    Background processes of the command keep running, unless its time ran out. ``began`` receives
+    the name of this run, for ``kill_run``, as soon as the command runs.
 
     Raises:
         CancelledError: ``cancelled`` returned true; the command was killed.
@@ -63,6 +65,7 @@ def run_hook(
             os.close(writing)
         os.set_blocking(reading, False)
         try:
+            began(token)
             if not _wait(pid, output, clock.monotonic_s() + timeout_s, clock, cancelled):
                 _kill(pid, mark, clock)
                 return f"took longer than {format_duration(timeout_s)} and was killed"
@@ -132,6 +135,11 @@ def _kill(pid: int, mark: bytes, clock: Clock) -> None:
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     _kill_escaped(mark)
+
+
+def kill_run(token: bytes) -> None:
+    """Kill the processes of a run whose own process was killed."""
+    _kill_escaped(_MARK + b"=" + token)
 
 
 def _kill_escaped(mark: bytes) -> None:

@@ -4,7 +4,7 @@
              cannot begin. If it fails, the snapshot is taken and records a warning
     after    whenever it was the turn of ``before``, even if the snapshot failed, so that it can
              restart what ``before`` stopped. If it fails, the report has a warning. If the process
-             that takes the snapshot is killed, it does not run
+             that takes the snapshot is killed, its parent runs it: ``run_after_death``
 
 ``hook_process`` runs a hook.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
-from ciuic.errors import UsageError
+from ciuic.errors import FAILED, UsageError
 from ciuic.model import PathWarning
 from ciuic.progress import Pace, Progress
 from ciuic.snapshot.plan import TakeRequest
@@ -23,7 +23,14 @@ from ciuic.snapshot.take import take_snapshot
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 
-__all__ = ["HOOK_WARNING", "Hooks", "refuse_in_hook", "take_with_hooks"]
+__all__ = [
+    "HOOK_WARNING",
+    "HookState",
+    "Hooks",
+    "refuse_in_hook",
+    "run_after_death",
+    "take_with_hooks",
+]
 
 HOOK_WARNING: Final = "the hook "
 """Warnings about failed hooks begin with this text. Their path is that of the first root."""
@@ -40,6 +47,20 @@ class Hooks(NamedTuple):
     before: str = ""
     after: str = ""
     timeout_s: float = 60.0
+
+
+class HookState(NamedTuple):
+    """How far the hooks of a snapshot are, for the parent of the process that takes it.
+
+    Attributes:
+        store_path: As the hooks learn it.
+        running: The run of the hook that runs now; empty: none does.
+        is_over: ``after`` has run to its end.
+    """
+
+    store_path: str
+    running: bytes = b""
+    is_over: bool = False
 
 
 def refuse_in_hook(environ: Mapping[str, str]) -> None:
@@ -66,6 +87,7 @@ def take_with_hooks(
     cancelled: Callable[[], bool],
     progress: Progress | None = None,
     pacer: Pace | None = None,
+    note: Callable[[HookState], None] = lambda _state: None,
 ) -> TakeReport:
     """Run the hook ``before``, ``take_snapshot``, and the hook ``after``.
 
@@ -79,11 +101,12 @@ def take_with_hooks(
         cancelled: Returns whether to stop: ``before`` is then killed, and ``after`` still runs.
         progress: See ``take_snapshot``.
         pacer: Makes the readers wait for other programs; None: they never do.
+        note: Receives each state from the turn of ``before`` on.
 
     Raises:
         CiuicError: The error of ``take_snapshot`` or of ``opened``.
     """
-    runner = _Runner(hooks, clock, say)
+    runner = _Runner(hooks, clock, say, note)
     try:
         with opened() as store:
             request = runner.before(store.name, request, cancelled)
@@ -96,22 +119,63 @@ def take_with_hooks(
     return runner.after(request, report)
 
 
+def run_after_death(
+    state: HookState,
+    request: TakeRequest,
+    hooks: Hooks,
+    *,
+    exit_status: int,
+    clock: Clock,
+    say: Callable[[str], None],
+    waits: Callable[[], None],
+) -> None:
+    """Run the hook ``after`` of a snapshot whose process was killed, unless it was over.
+
+    A hook that still runs is killed first: nothing reads its output any more. If it was ``after``,
+    it runs again.
+
+    Args:
+        state: The last one that the process noted.
+        request: What it took.
+        hooks: The commands.
+        exit_status: What ``after`` learns.
+        clock: Measures the time.
+        say: Receives the output, and is told if ``after`` fails.
+        waits: Called often meanwhile.
+    """
+    if state.running:
+        from ciuic.snapshot.hook_process import kill_run
+
+        kill_run(state.running)
+    if not state.is_over:
+        runner = _Runner(hooks, clock, say, lambda _state: None)
+        runner.after_death(state.store_path, request, exit_status, waits)
+
+
 class _Runner:
     """Runs the hooks of one snapshot; ``after`` runs only if ``before`` had its turn."""
 
-    def __init__(self, hooks: Hooks, clock: Clock, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        hooks: Hooks,
+        clock: Clock,
+        say: Callable[[str], None],
+        note: Callable[[HookState], None],
+    ) -> None:
         self._hooks = hooks
         self._clock = clock
         self._say = say
-        self._has_begun = False
+        self._note = note
+        self._state: HookState | None = None
         self._environ: dict[bytes, bytes] = {}
 
     def before(
         self, store_path: str, request: TakeRequest, cancelled: Callable[[], bool]
     ) -> TakeRequest:
         """Run ``before``; returns the request, with a warning if the hook failed."""
-        self._has_begun = True
         self._environ = _environ(store_path, request)
+        self._state = HookState(store_path)
+        self._note(self._state)
         what = self._run("before", self._hooks.before, {}, cancelled)
         if what is None:
             return request
@@ -130,11 +194,36 @@ class _Runner:
 
     def after_failure(self) -> None:
         """Run ``after`` although the snapshot failed."""
-        if self._has_begun:
-            outcome = {b"CIUIC_EXIT_STATUS": b"1"}
-            what = self._run("after", self._hooks.after, outcome, _never)
-            if what is not None:
-                self._say(f"{HOOK_WARNING}{what}")
+        if self._state is not None:
+            self._after_none(FAILED, _never)
+
+    def after_death(
+        self,
+        store_path: str,
+        request: TakeRequest,
+        exit_status: int,
+        waits: Callable[[], None],
+    ) -> None:
+        """Run ``after`` for a process that was killed."""
+
+        def waits_on() -> bool:
+            waits()
+            return False
+
+        self._environ = _environ(store_path, request)
+        self._state = HookState(store_path)
+        self._after_none(exit_status, waits_on)
+
+    def _after_none(self, exit_status: int, cancelled: Callable[[], bool]) -> None:
+        outcome = {b"CIUIC_EXIT_STATUS": b"%d" % exit_status}
+        what = self._run("after", self._hooks.after, outcome, cancelled)
+        if what is not None:
+            self._say(f"{HOOK_WARNING}{what}")
+
+    def _now(self, *, running: bytes = b"", is_over: bool = False) -> None:
+        if self._state is not None:
+            self._state = self._state._replace(running=running, is_over=is_over)
+            self._note(self._state)
 
     def _run(
         self,
@@ -149,6 +238,9 @@ class _Runner:
         # Imported here: most configurations have no hooks, and a snapshot may be short.
         from ciuic.snapshot.hook_process import run_hook
 
+        def began(token: bytes) -> None:
+            self._now(running=token)
+
         what = run_hook(
             command,
             self._environ | outcome | {b"CIUIC_HOOK": name.encode()},
@@ -156,7 +248,9 @@ class _Runner:
             clock=self._clock,
             cancelled=cancelled,
             say=lambda line: self._say(f"{name}: {line}"),
+            began=began,
         )
+        self._now(is_over=name == "after")
         return None if what is None else f"'{name}' {what}"
 
 
