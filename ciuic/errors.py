@@ -158,7 +158,12 @@ class ChildDiedError(StoreError):
     """The daemon's process that did the work was killed: by the kernel for memory, or by a person.
 
     What it had committed by then stays.
+
+    Attributes:
+        exit_status: As a shell has it: 128 and the number of the signal that killed the process.
     """
+
+    exit_status = FAILED
 
 
 class BusyError(StoreError):

@@ -2,10 +2,12 @@
 
 __main__       arguments, logging, signals, exit code
 service        the main loop; owns everything below
+program        whether the program on disk is still the one that runs
+attempts       attempts at snapshots, and what is recorded of them
 hold           the lock on the store, and the control socket in it
 taking         taking a snapshot by the configuration
 schedules      when each schedule is due, and which one is next
-jobs           requests that wait
+jobs           requests that wait; work in child processes
 followup       another snapshot once files that were being written are closed
 watch          events of these files
 upkeep         forget, prune, scrub and drill between two snapshots

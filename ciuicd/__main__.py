@@ -1,7 +1,7 @@
 """Entry point of ``ciuicd``: arguments, logging, signals, exit code.
 
 0  stopped as asked; with --once: a snapshot was taken
-1  failed
+1  failed; or the program on disk was replaced, and systemd is to start it
 2  wrong usage, or the configuration cannot be used
 3  --once: a snapshot was taken, with warnings
 4  damage found in the store
@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Final
 
 import ciuic
 from ciuic.config.load import (
@@ -48,6 +49,7 @@ from ciuic.system.clock import SystemClock
 from ciuicd.attempt import sentence
 from ciuicd.logs.lines import set_up_logging
 from ciuicd.notify import Notifier
+from ciuicd.program import start_again
 from ciuicd.served_stores import ServedStores
 from ciuicd.service import Service
 
@@ -104,18 +106,23 @@ def _run(options: argparse.Namespace) -> int:
         return DONE if _copy(load_settings(path)) else FAILED
     refuse_in_hook(os.environ)
     settings = load_settings(path)
+    notifier = Notifier(os.environ)
     service = Service(
         settings,
         clock=SystemClock(),
-        notifier=Notifier(os.environ),
+        notifier=notifier,
         served_stores=ServedStores(os.environ),
     )
-    _handle_signals(service)
+    signals = _Signals(service)
     if options.once:
         has_trouble = any(report.trouble_count for report in service.run_once())
         return TROUBLE if has_trouble else DONE
-    service.serve()
-    return DONE
+    is_replaced = service.serve()
+    if not is_replaced or signals.end():
+        return DONE
+    if not notifier.has_manager:
+        start_again()
+    return FAILED
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -300,26 +307,45 @@ def _serve_metrics(settings: Settings) -> None:
             server.serve_forever()
 
 
-def _handle_signals(service: Service) -> None:
-    """Turn signals into calls, on a thread that only waits for them.
+class _Signals:
+    """Turns signals into calls, on a thread that only waits for them.
 
     Python runs a signal handler in the main thread, at its next step. If the signal comes just
     before a long wait of that thread, or reaches another thread, the handler may never run.
     """
-    numbers = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    # A starter that ignores it would leave no exit status of a child to wait for.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # Threads that start later inherit this, so none of them can swallow a signal.
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
-    def wait() -> None:
+    _NUMBERS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._is_over = False
+        self._is_asked_to_end = False
+        # A starter that ignores it would leave no exit status of a child to wait for.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # Threads that start later inherit this, so none of them can swallow a signal.
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._NUMBERS)
+        self._thread = threading.Thread(target=self._wait, name="signals", daemon=True)
+        self._thread.start()
+
+    def end(self) -> bool:
+        """Wait for no more signals; return whether one has asked the daemon to end.
+
+        Later ones stay pending for the program that this process becomes.
+        """
+        self._is_over = True
+        os.kill(os.getpid(), signal.SIGHUP)
+        self._thread.join()
+        return self._is_asked_to_end
+
+    def _wait(self) -> None:
         while True:
-            if signal.sigwait(numbers) == signal.SIGHUP:
-                service.reload_soon()
+            if signal.sigwait(self._NUMBERS) != signal.SIGHUP:
+                self._is_asked_to_end = True
+                self._service.stop()
+            elif self._is_over:
+                return
             else:
-                service.stop()
-
-    threading.Thread(target=wait, name="signals", daemon=True).start()
+                self._service.reload_soon()
 
 
 if __name__ == "__main__":

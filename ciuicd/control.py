@@ -43,6 +43,7 @@ from ciuic.model import COMMAND, ExcludeRules
 from ciuic.store.records.layout import CONTROL_SOCKET
 from ciuic.system import durable, nofollow
 from ciuic.system.clock import Clock
+from ciuicd.jobs.forking import without_forks
 from ciuicd.jobs.job import Job
 
 __all__ = ["Server", "Services"]
@@ -243,7 +244,7 @@ class Server:
                 try:
                     line = self._receive(client)
                     if line is not None:
-                        self._answer(client, parse_request(line))
+                        self._answer(client, line)
                 except CiuicError as error:
                     _reply(client, error_document(error))
         finally:
@@ -270,30 +271,37 @@ class Server:
         client.settimeout(_SEND_S)
         return bytes(received.partition(b"\n")[0])
 
-    def _answer(self, client: socket.socket, request: Request) -> None:
+    def _answer(self, client: socket.socket, line: bytes) -> None:
+        # A fork must not find this thread in an import, for example.
+        with without_forks():
+            found = self._do(client, parse_request(line))
+        if isinstance(found, Job):
+            self._follow(client, found)
+        else:
+            _reply(client, found)
+
+    def _do(self, client: socket.socket, request: Request) -> Document | Job:
+        """Do what is asked; returns the reply, or the job that the client waits for."""
         match request:
             case SimpleRequest(do="status"):
                 may_take = self._is_master(client) or self._is_member(client)
-                _reply(client, {"status": {**self._services.status(), "may_take": may_take}})
-                return
+                return {"status": {**self._services.status(), "may_take": may_take}}
             case SnapshotRequest() if not self._is_master(client) and self._is_member(client):
-                self._take_for_member(client, request)
-                return
+                self._check_scope(client, request)
+                return self._submitted(request)
         self._check_master(client)
         match request:
             case SnapshotRequest():
-                self._take(client, request)
+                return self._submitted(request)
             case SimpleRequest(do="pause"):
                 self._services.pause()
-                _reply(client, {"done": self._services.status()})
             case SimpleRequest(do="resume"):
                 self._services.resume()
-                _reply(client, {"done": self._services.status()})
             case SimpleRequest(do="reload"):
                 self._services.reload()
-                _reply(client, {"done": self._services.status()})
+        return {"done": self._services.status()}
 
-    def _take_for_member(self, client: socket.socket, request: SnapshotRequest) -> None:
+    def _check_scope(self, client: socket.socket, request: SnapshotRequest) -> None:
         scope = request.scope()
         if scope is not None and not self._services.schedule_of(scope):
             raise StoreError(
@@ -302,11 +310,14 @@ class Server:
                 hint="Leave out directories and exclude options. If the configuration was changed,"
                 " have root run 'systemctl reload ciuicd'.",
             )
-        self._take(client, request)
 
-    def _take(self, client: socket.socket, request: SnapshotRequest) -> None:
+    def _submitted(self, request: SnapshotRequest) -> Job:
         job = self._job_of(request)
         self._services.submit(job)
+        return job
+
+    def _follow(self, client: socket.socket, job: Job) -> None:
+        """Tell the client how its job goes, until it is done or the client is gone."""
         while True:
             outcome = job.wait(_PROGRESS_S)
             if isinstance(outcome, CiuicError):

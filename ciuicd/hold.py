@@ -84,8 +84,10 @@ class StoreHold:
 
     def admit_group(self) -> None:
         """Let the configured group connect, after the configuration has changed."""
-        if self._server is not None:
-            self._server.admit_group()
+        # The main thread may release the hold meanwhile.
+        server = self._server
+        if server is not None:
+            server.admit_group()
 
     def can_take(self, settings: Settings) -> bool:
         """Take the hold and return True; return False if the store cannot be served now."""

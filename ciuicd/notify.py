@@ -13,10 +13,11 @@ from typing import Final
 
 from ciuic.system.clock import Clock
 
-__all__ = ["Notifier", "Watchdog"]
+__all__ = ["STALLED_S", "Notifier", "Watchdog"]
 
-# An fsync of a large pack at idle priority may wait behind a checkpoint for minutes.
-_STALLED_S: Final = 1800.0
+STALLED_S: Final = 1800.0
+"""Work without progress for so long hangs. An fsync of a large pack at idle priority may wait
+behind a checkpoint for minutes."""
 
 
 class Notifier:
@@ -33,6 +34,11 @@ class Notifier:
         ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         usec = int(interval) if interval.isascii() and interval.isdigit() and ours else 0
         self.watchdog_s = usec / 1e6 if usec else None
+
+    @property
+    def has_manager(self) -> bool:
+        """Whether a service manager started this process, and restarts it after a failure."""
+        return bool(self._address)
 
     def ready(self) -> None:
         """Say that the start, or a reload, has ended."""
@@ -78,6 +84,12 @@ class Watchdog:
         """Record that the main thread is not stuck."""
         self._progress_s = self._clock.monotonic_s()
 
+    @property
+    def stalled_s(self) -> float | None:
+        """For how long the main thread has made no progress; None: it has."""
+        silent_s = self._clock.monotonic_s() - self._progress_s
+        return silent_s if silent_s >= STALLED_S else None
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Send signs of life on a thread while the block runs."""
@@ -89,7 +101,7 @@ class Watchdog:
 
         def keep_quiet() -> None:
             while not ended.wait(interval_s / 2):
-                if self._clock.monotonic_s() - self._progress_s < _STALLED_S:
+                if self.stalled_s is None:
                     self._notifier.alive()
 
         thread = threading.Thread(target=keep_quiet, name="watchdog", daemon=True)

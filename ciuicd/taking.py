@@ -16,7 +16,13 @@ from ciuic.control import Document
 from ciuic.errors import ChildDiedError, CiuicError, UnreachableError
 from ciuic.model import DAEMON, Owner, SnapshotSummary, path_text
 from ciuic.progress import Progress
-from ciuic.snapshot.hooks import HOOK_WARNING, Hooks, take_with_hooks
+from ciuic.snapshot.hooks import (
+    HOOK_WARNING,
+    Hooks,
+    HookState,
+    run_after_death,
+    take_with_hooks,
+)
 from ciuic.snapshot.pace.disk_waits import DiskWaits
 from ciuic.snapshot.pace.pacer import Pacer
 from ciuic.snapshot.pace.pressure import pressure_of_others
@@ -41,6 +47,9 @@ _log = logging.getLogger(__name__)
 
 _WAIT_SAID_S: Final = 0.1
 _TELL_S: Final = 0.25
+_HOOKS: Final = "hooks"
+_HOOK_ENDS_S: Final = 5.0
+"""What a hook may need beyond its time limit, to be killed."""
 
 
 class SnapshotTaker:
@@ -51,6 +60,7 @@ class SnapshotTaker:
         notifier: Receives the beginning of each snapshot.
         cancelled: Called often while a snapshot is taken; True cancels it.
         note_progress: Called often as long as a snapshot makes progress.
+        is_ending: Whether the daemon ends, which never waits for long.
         store_id: The store to take snapshots into; one with another ID is refused.
         apart: Take each snapshot in a child process. One into a bucket is taken in this process:
             the threads of an object store's client do not survive a fork.
@@ -67,12 +77,14 @@ class SnapshotTaker:
         cancelled: Callable[[], bool],
         note_progress: Callable[[], None],
         *,
+        is_ending: Callable[[], bool],
         store_id: str,
         apart: bool,
     ) -> None:
         self._clock = clock
         self._notifier = notifier
         self._cancelled = cancelled
+        self._is_ending = is_ending
         self._note_progress = note_progress
         self._store_id = store_id
         self._apart = apart
@@ -98,31 +110,28 @@ class SnapshotTaker:
         self._notifier.status("taking a snapshot")
         pacer = self._pacer(settings, job)
 
-        def take(cancelled: Callable[[], bool], progress: Progress) -> TakeReport:
+        hooks = Hooks(settings.before, settings.after, settings.hook_timeout_s)
+
+        def take(
+            cancelled: Callable[[], bool],
+            progress: Progress,
+            note: Callable[[HookState], None] = lambda _state: None,
+        ) -> TakeReport:
             job.pacer = pacer
             return take_with_hooks(
                 lambda: self._opened(settings, wait_s, cancelled),
                 request,
-                Hooks(settings.before, settings.after, settings.hook_timeout_s),
+                hooks,
                 clock=self._clock,
-                say=lambda line: _log.info("hook %s", line),
+                say=_say_of_hook,
                 cancelled=cancelled,
                 progress=progress,
                 pacer=pacer,
+                note=note,
             )
 
         if self._apart and not is_url(settings.snapshot_dir):
-            try:
-                report = in_child(
-                    lambda child: take(child.is_cancelled, _Told(job, child, self._clock)),
-                    is_cancelled=self._cancelled,
-                    note_progress=self._note_progress,
-                    told=job.show,
-                )
-            except ChildDiedError as error:
-                # It may have died after the commit.
-                error.hint += " 'ciuic list' shows whether the snapshot was committed."
-                raise
+            report = self._take_apart(take, job, request, hooks)
         else:
             report = take(self._is_cancelled_here, job)
         self.last_report = report
@@ -134,6 +143,50 @@ class SnapshotTaker:
         for note in report.notes:
             _log.warning("%s", note.what)
         return report
+
+    def _take_apart(
+        self,
+        take: Callable[..., TakeReport],
+        job: Job,
+        request: TakeRequest,
+        hooks: Hooks,
+    ) -> TakeReport:
+        """Take a snapshot in a child process; run the hook ``after`` if that is killed."""
+        states: list[HookState] = []
+
+        def work(child: Child) -> TakeReport:
+            told = _Told(job, child, self._clock, hooks.timeout_s)
+            return take(child.is_cancelled, told, told.note_hooks)
+
+        def told(document: Document) -> None:
+            if (state := document.get(_HOOKS)) is not None:
+                states[:] = [state]
+            else:
+                job.show(document)
+
+        try:
+            return in_child(
+                work,
+                clock=self._clock,
+                is_cancelled=self._cancelled,
+                is_ending=self._is_ending,
+                note_progress=self._note_progress,
+                told=told,
+            )
+        except ChildDiedError as error:
+            # It may have died after the commit.
+            error.hint += " 'ciuic list' shows whether the snapshot was committed."
+            for state in states:
+                run_after_death(
+                    state,
+                    request,
+                    hooks,
+                    exit_status=error.exit_status,
+                    clock=self._clock,
+                    say=_say_of_hook,
+                    waits=self._note_progress,
+                )
+            raise
 
     def _pacer(self, settings: Settings, job: Job) -> Pacer | None:
         """Return the pacer of a snapshot of the schedule. One that a user asked for has none."""
@@ -198,11 +251,18 @@ class SnapshotTaker:
 class _Told:
     """Tells the parent the progress of a job, a few times a second; the child's ``Progress``."""
 
-    def __init__(self, job: Job, child: Child, clock: Clock) -> None:
+    def __init__(self, job: Job, child: Child, clock: Clock, hook_timeout_s: float) -> None:
         self._job = job
         self._child = child
         self._clock = clock
+        self._hook_timeout_s = hook_timeout_s
         self._next_s = 0.0
+
+    def note_hooks(self, state: HookState) -> None:
+        """Tell how far the hooks are. One that runs has its time, even if the daemon ends."""
+        self._child.tell({_HOOKS: state})
+        if state.running:
+            self._child.needs(self._hook_timeout_s + _HOOK_ENDS_S)
 
     def update(self, files: int, size_bytes: int, path: bytes) -> None:
         """See ``ciuic.progress.Progress``."""
@@ -211,6 +271,10 @@ class _Told:
             self._next_s = now_s + _TELL_S
             self._job.update(files, size_bytes, path)
             self._child.tell(self._job.progress)
+
+
+def _say_of_hook(line: str) -> None:
+    _log.info("hook %s", line)
 
 
 def newest_taken_ns(settings: Settings, clock: Clock, *, by_daemon: bool = False) -> int | None:

@@ -33,6 +33,9 @@ def daemon_lines(daemon: Document) -> Iterator[tuple[str, str]]:
     progress = daemon.get("progress")
     if isinstance(progress, dict):
         yield "now", _progress_text(progress)
+    stalled_s = daemon.get("stalled_s")
+    if isinstance(stalled_s, (int, float)):
+        yield "hangs", f"the work has made no progress for {format_duration(stalled_s)}"
     awaited = daemon.get("follow_up")
     if isinstance(awaited, dict):
         yield (

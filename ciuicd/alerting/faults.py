@@ -107,13 +107,15 @@ def _of_snapshots(
 
 
 def _is_taking(settings: Settings) -> bool:
-    """Return whether the daemon takes a snapshot right now: the first one may take hours."""
+    """Return whether the daemon takes a snapshot, and makes progress: the first may take hours."""
     try:
         control = configured_control_directory(settings)
         status = None if control is None else request_status(control)
     except CiuicError:
         return False
-    return status is not None and status.get("state") == "taking"
+    if status is None or status.get("stalled_s") is not None:
+        return False
+    return status.get("state") == "taking"
 
 
 def _of_drills(store: Store, limit_s: float, now_s: float) -> Iterator[Fault]:

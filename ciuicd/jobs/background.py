@@ -9,8 +9,12 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from ciuic.errors import ChildDiedError
+from ciuic.system.clock import Clock
 from ciuic.system.priority import lower_priority
+from ciuic.units import format_duration
 from ciuicd.jobs.child import Child, in_child
+from ciuicd.jobs.watching import ENDS_WITHIN_S
 
 __all__ = ["Work", "in_background"]
 
@@ -29,6 +33,7 @@ def in_background(
     work: Work[Result],
     *,
     apart: bool,
+    clock: Clock,
     must_stop: Asks,
     is_ending: Asks,
     note_progress: Callable[[], None],
@@ -39,10 +44,14 @@ def in_background(
         what: Its name.
         work: What to do. Apart, it changes nothing in this process.
         apart: Do it in a child process.
+        clock: Tells the time.
         must_stop: Asked about twenty times a second.
         is_ending: Asked as often.
-        note_progress: Called as often. Some phases of the work never ask whether to stop, so
-            that they ask is no measure of its health.
+        note_progress: Called as often as long as the work goes on. Some phases of the work never
+            ask whether to stop: apart, work that uses a processor goes on.
+
+    Raises:
+        ChildDiedError: The child process was killed, or the daemon ends and the thread does not.
     """
     if apart:
 
@@ -50,17 +59,29 @@ def in_background(
             _lower(what)
             return work(child.is_cancelled, child.is_ending)
 
-        def asked() -> bool:
-            note_progress()
-            return must_stop()
-
-        return in_child(begin, is_cancelled=asked, is_ending=is_ending)
-    return _on_thread(what, work, must_stop, is_ending, note_progress)
+        return in_child(
+            begin,
+            clock=clock,
+            is_cancelled=must_stop,
+            note_progress=note_progress,
+            is_ending=is_ending,
+            counts_processor_time=True,
+        )
+    return _on_thread(
+        what,
+        work,
+        clock=clock,
+        must_stop=must_stop,
+        is_ending=is_ending,
+        note_progress=note_progress,
+    )
 
 
 def _on_thread(
     what: str,
     work: Work[Result],
+    *,
+    clock: Clock,
     must_stop: Asks,
     is_ending: Asks,
     note_progress: Callable[[], None],
@@ -76,12 +97,23 @@ def _on_thread(
         except BaseException as error:  # noqa: BLE001 - raised again by the main thread
             failure.append(error)
 
-    thread = threading.Thread(target=run, name=what)
+    # A daemon: one that hangs must not keep the process from ending.
+    thread = threading.Thread(target=run, name=what, daemon=True)
     thread.start()
+    ending_s: float | None = None
     while thread.is_alive():
         note_progress()
         if must_stop():
             stop.set()
+        if is_ending():
+            now_s = clock.monotonic_s()
+            ending_s = now_s if ending_s is None else ending_s
+            if now_s > ending_s + ENDS_WITHIN_S:
+                raise ChildDiedError(
+                    f"the thread that did the work did not end in"
+                    f" {format_duration(now_s - ending_s)}, although the daemon ends",
+                    hint="If a disk does not answer, the kernel's log says so (journalctl -k).",
+                )
         thread.join(_POLL_S)
     if failure:
         raise failure[0]

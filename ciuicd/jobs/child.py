@@ -8,34 +8,34 @@ Guarantees:
     - The child ends when the daemon is killed.
     - It keeps none of the daemon's descriptors but the standard ones (0 to 2): the lock of a
       killed daemon is free at once, and a client sees the end of its connection.
+    - It waits for no lock that another thread of the daemon held at the fork: see ``forking``.
     - A child that is killed is an error of the work, and the daemon goes on.
+    - What it has logged is in the log, in order, even if it is killed.
 
 Only the thread that forks goes on in the child. The caller makes sure that no library has threads
 which the work needs: the clients of object stores have.
 """
 
 import ctypes
+import gc
 import mmap
 import os
 import pickle
-import select
 import signal
-import struct
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar, cast
 
 from ciuic.documents import Document
-from ciuic.errors import ChildDiedError, CiuicError, ResourceError, StoreError
+from ciuic.errors import CiuicError, ResourceError, StoreError
+from ciuic.system.clock import Clock
+from ciuicd.jobs.forking import fork
+from ciuicd.jobs.pipe import ReadEnd, WriteEnd
+from ciuicd.jobs.watching import BEAT, DONE, END, FAILED, LOGGED, NEEDS, STOP, TOLD, Watched
+from ciuicd.logs.forwarding import forward_log
 
 __all__ = ["Child", "in_child"]
 
-_POLL_S: Final = 0.05
-_LENGTH: Final = struct.Struct("<Q")
-_TOLD, _DONE, _FAILED, _ENDED, _NOTHING = "told", "done", "failed", "ended", "nothing"
-_STOP, _END, _BEAT = 0, 1, 2
-"""Places in the shared memory."""
 _PR_SET_PDEATHSIG: Final = 1
 _STDERR: Final = 2
 
@@ -45,46 +45,52 @@ Result = TypeVar("Result")
 class Child:
     """What the work in the child uses to talk to its parent; any thread of it may."""
 
-    def __init__(self, shared: mmap.mmap, answers_fd: int) -> None:
+    def __init__(self, shared: mmap.mmap, answers: WriteEnd) -> None:
         self._shared = shared
-        self._answers_fd = answers_fd
-        self._telling = threading.Lock()
+        self._answers = answers
 
     def is_cancelled(self) -> bool:
         """Return whether the parent wants the work to end, and show it that the work goes on."""
-        return self._looks_at(_STOP)
+        return self._looks_at(STOP)
 
     def is_ending(self) -> bool:
         """Return whether the parent ends, and show it that the work goes on."""
-        return self._looks_at(_END)
+        return self._looks_at(END)
 
     def _looks_at(self, place: int) -> bool:
         # Two threads may count one call: the parent only looks for changes.
-        self._shared[_BEAT] = (self._shared[_BEAT] + 1) % 256
+        self._shared[BEAT] = (self._shared[BEAT] + 1) % 256
         return bool(self._shared[place])
 
     def tell(self, document: Document) -> None:
         """Send the parent a document."""
-        with self._telling:
-            _send(self._answers_fd, _TOLD, document)
+        self._answers.send(TOLD, document)
+
+    def needs(self, duration_s: float) -> None:
+        """Tell the parent that the work may take so long from now, even if the daemon ends."""
+        self._answers.send(NEEDS, duration_s)
 
 
 def in_child(
     work: Callable[[Child], Result],
     *,
+    clock: Clock,
     is_cancelled: Callable[[], bool],
     note_progress: Callable[[], None] = lambda: None,
     is_ending: Callable[[], bool] = lambda: False,
     told: Callable[[Document], None] = lambda _document: None,
+    counts_processor_time: bool = False,
 ) -> Result:
     """Do work in a child process and return what it returned.
 
     Args:
         work: What to do. It changes nothing in this process, and returns what can be pickled.
+        clock: Tells the time.
         is_cancelled: Asked about twenty times a second: whether the work should end.
         note_progress: Called about as often, as long as the work asks whether it should end.
-        is_ending: Asked as often: whether this process ends.
+        is_ending: Asked as often: whether this process ends. Soon after, the child is killed.
         told: Receives each document that the work tells.
+        counts_processor_time: Work that computes makes progress, even if it asks nothing.
 
     Raises:
         ChildDiedError: The child was killed. What it had done by then stays.
@@ -94,10 +100,10 @@ def in_child(
     parent = os.getpid()
     opened: tuple[int, ...] = ()
     try:
-        opened = answers_fd, write_fd = os.pipe()
+        opened = read_fd, write_fd = os.pipe()
         # Closed by the garbage collector: the child may have its copy.
         shared = mmap.mmap(-1, mmap.PAGESIZE)
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             _be_child(work, shared, write_fd, parent)
     except OSError as error:
@@ -111,35 +117,18 @@ def in_child(
     finally:
         for fd in opened[1:]:
             os.close(fd)
-    kind, value = "", None
-    beat = shared[_BEAT]
-    try:
-        while kind not in {_DONE, _FAILED, _ENDED}:
-            kind, value = _next(answers_fd)
-            if kind == _TOLD:
-                told(cast("Document", value))
-            if shared[_BEAT] != beat:
-                beat = shared[_BEAT]
-                note_progress()
-            shared[_STOP] |= is_cancelled()
-            shared[_END] |= is_ending()
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        raise
-    finally:
-        os.close(answers_fd)
-        _, status = os.waitpid(pid, 0)
-    if isinstance(value, BaseException):
-        raise value
-    if kind != _DONE:
-        raise _died(status)
-    return cast("Result", value)
-
-
-def _next(answers_fd: int) -> tuple[str, object]:
-    """Return the next message of the child, or that there is none within a moment."""
-    readable, _, _ = select.select([answers_fd], [], [], _POLL_S)
-    return _receive(answers_fd) if readable else (_NOTHING, None)
+    watched = Watched(
+        pid, ReadEnd(read_fd), shared, clock, counts_processor_time=counts_processor_time
+    )
+    return cast(
+        "Result",
+        watched.outcome(
+            is_cancelled=is_cancelled,
+            is_ending=is_ending,
+            note_progress=note_progress,
+            told=told,
+        ),
+    )
 
 
 def _be_child(
@@ -149,11 +138,15 @@ def _be_child(
         # The signal comes when the thread ends that forked: the daemon's main thread.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == parent:
+            answers = WriteEnd(answers_fd)
             try:
                 _let_go_of_descriptors(answers_fd)
-                _send(answers_fd, _DONE, work(Child(shared, answers_fd)))
+                forward_log(lambda record: answers.send(LOGGED, record))
+                # What is garbage of the parent is not finalized here.
+                gc.freeze()
+                answers.send(DONE, work(Child(shared, answers)))
             except BaseException as error:  # noqa: BLE001 - the parent raises it again
-                _send_error(answers_fd, error)
+                _send_error(answers, error)
     finally:
         # No cleaning up: what the frames below hold is the parent's.
         os._exit(0)
@@ -172,50 +165,13 @@ def _let_go_of_descriptors(kept: int) -> None:
             os.dup2(null, fd, inheritable=False)
 
 
-def _send_error(fd: int, error: BaseException) -> None:
+def _send_error(answers: WriteEnd, error: BaseException) -> None:
     try:
         if not isinstance(error, (CiuicError, OSError)):
             # Unexpected: the parent logs the traceback with it.
             error.add_note("".join(traceback.format_exception(error)))
         # Some exceptions can be pickled, but not read again.
         pickle.loads(pickle.dumps(error))  # noqa: S301 - written here
-        _send(fd, _FAILED, error)
+        answers.send(FAILED, error)
     except Exception:  # noqa: BLE001 - pickle raises many kinds
-        _send(fd, _FAILED, StoreError(f"{type(error).__name__}: {error}", hint=""))
-
-
-def _send(fd: int, kind: str, value: object) -> None:
-    data = pickle.dumps((kind, value))
-    rest = memoryview(_LENGTH.pack(len(data)) + data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
-
-
-def _receive(fd: int) -> tuple[str, object]:
-    """Return a message, or that the child has ended."""
-    head = _read(fd, _LENGTH.size)
-    data = None if head is None else _read(fd, _LENGTH.unpack(head)[0])
-    if data is None:
-        return _ENDED, None
-    received: tuple[str, object] = pickle.loads(data)  # noqa: S301 - a fork of this process wrote it
-    return received
-
-
-def _read(fd: int, length: int) -> bytes | None:
-    found = bytearray()
-    while len(found) < length:
-        piece = os.read(fd, length - len(found))
-        if not piece:
-            return None
-        found += piece
-    return bytes(found)
-
-
-def _died(status: int) -> ChildDiedError:
-    code = os.waitstatus_to_exitcode(status)
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-    return ChildDiedError(
-        f"the daemon's process that did the work {how}",
-        hint="If the machine ran out of memory, the kernel's log says so (journalctl -k); free some"
-        " or lower buffer_memory.",
-    )
+        answers.send(FAILED, StoreError(f"{type(error).__name__}: {error}", hint=""))

@@ -64,9 +64,14 @@ class _Entry(logging.Formatter):
 
 def _lines_of(record: logging.LogRecord, formatter: logging.Formatter) -> list[str]:
     lines = [_CONTROL.sub(_escaped, record.getMessage())]
+    return [*lines, *_traceback(record, formatter).splitlines()]
+
+
+def _traceback(record: logging.LogRecord, formatter: logging.Formatter) -> str:
+    """Return the traceback of a record; empty without one. A child process passes it on as text."""
     if record.exc_info:
-        lines += formatter.formatException(record.exc_info).splitlines()
-    return lines
+        return formatter.formatException(record.exc_info)
+    return record.exc_text or ""
 
 
 class _JsonLines(logging.Formatter):
@@ -83,8 +88,8 @@ class _JsonLines(logging.Formatter):
             "message": record.getMessage(),
             **getattr(record, "fields", {}),
         }
-        if record.exc_info:
-            document["exception"] = self.formatException(record.exc_info)
+        if traceback := _traceback(record, self):
+            document["exception"] = traceback
         return json.dumps(document)
 
 

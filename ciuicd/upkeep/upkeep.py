@@ -188,6 +188,7 @@ class Upkeep:
                 task,
                 do,
                 apart=apart,
+                clock=self._clock,
                 must_stop=must_stop,
                 is_ending=is_ending,
                 note_progress=self._note_progress,

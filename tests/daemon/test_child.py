@@ -17,7 +17,7 @@ import pytest
 from ciuic.config.load import load_settings
 from ciuic.control import request_snapshot, request_status
 from ciuic.errors import BusyError, CancelledError, ResourceError, StoreError
-from ciuic.system.clock import rfc3339
+from ciuic.system.clock import SystemClock, rfc3339
 from ciuicd.jobs.background import in_background
 from ciuicd.jobs.child import Child, in_child
 from ciuicd.schedules.state import ScheduleState
@@ -35,7 +35,13 @@ def run(
 ) -> tuple[object, list[object]]:
     """Return what the work returned, and what it told."""
     told: list[object] = []
-    found = in_child(work, is_cancelled=is_cancelled, note_progress=note_progress, told=told.append)
+    found = in_child(
+        work,
+        clock=SystemClock(),
+        is_cancelled=is_cancelled,
+        note_progress=note_progress,
+        told=told.append,
+    )
     return found, told
 
 
@@ -175,6 +181,7 @@ def test_upkeep_that_never_asks_whether_to_stop_is_not_taken_for_hung(tmp_path: 
         "prune",
         work,
         apart=True,
+        clock=SystemClock(),
         must_stop=lambda: False,
         is_ending=lambda: False,
         note_progress=note_progress,

@@ -510,3 +510,30 @@ def host_pid(systemd: Booted) -> int:
         if len(ids) == 2 and ids[1] == inner and "ciuicd" in " ".join(process.cmdline()):
             return process.pid
     raise AssertionError("the daemon is not among the processes")
+
+
+def test_systemd_starts_the_new_program_after_an_upgrade_without_a_restart(boot):
+    systemd = boot(CONFIG)
+    directory = "/etc/systemd/system/ciuicd.service.d"
+    lines = [
+        f"mkdir -p {directory} /opt/copy",
+        f"printf '[Service]\\nRestartSec=0\\n' > {directory}/quick.conf",
+        f"cp -r {REPOSITORY}/ciuic {REPOSITORY}/ciuicd /opt/copy",
+        f"sed -i 's,{REPOSITORY},/opt/copy,' /usr/local/bin/ciuicd",
+        "systemctl daemon-reload",
+        "systemctl start ciuicd",
+    ]
+    systemd.output("sh", "-ec", "; ".join(lines))
+    systemd.wait_for_journal("no warnings")
+    assert systemd.show("NRestarts") == "0"
+    lines = [
+        "rm -r /opt/copy/ciuic",
+        f"cp -r {REPOSITORY}/ciuic /opt/copy",
+        "sed -i 's/^__version__ = .*/__version__ = \"99.0\"/' /opt/copy/ciuic/__init__.py",
+    ]
+    systemd.output("sh", "-ec", "; ".join(lines))
+    systemd.wait_for_journal("ciuic was replaced on disk by another version: ciuicd ends")
+    systemd.wait_for_journal("ciuicd 99.0 serves")
+    assert int(systemd.show("NRestarts")) >= 1  # one more if it starts in the middle of the copy
+    wait_until("it is active", lambda: systemd.show("ActiveState") == "active")
+    assert systemd.journal().count("snapshot cs-") == 1

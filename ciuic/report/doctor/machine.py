@@ -15,7 +15,7 @@ from ciuic.snapshot.pace.pressure import pressure_of_others
 from ciuic.store.place.keys import is_url
 from ciuic.system.core import VARIABLE, state
 from ciuic.system.priority import describe_schedulers
-from ciuic.units import counted
+from ciuic.units import counted, format_duration
 
 __all__ = ["examine_alerting", "examine_daemon", "examine_machine"]
 
@@ -46,6 +46,11 @@ def examine_daemon(
             what = "no daemon serves this store, so no scheduled snapshots are taken"
             yield Finding(WARNING, "daemon", what, advice)
     else:
+        stalled_s = status.get("stalled_s")
+        if isinstance(stalled_s, (int, float)):
+            what = f"its work has made no progress for {format_duration(stalled_s)}"
+            advice = "Check the disks (journalctl -k), then run 'systemctl restart ciuicd'."
+            yield Finding(PROBLEM, "daemon", what, advice)
         error = status.get("last_error")
         if isinstance(error, dict):
             what = f"its last attempt failed: {error.get('message')}"
@@ -57,7 +62,7 @@ def examine_daemon(
             yield Finding(
                 WARNING, "daemon", "paused", "Run 'systemctl restart ciuicd' to end the pause."
             )
-        elif error is None:
+        elif error is None and stalled_s is None:
             yield Finding(OK, "daemon", f"runs as process {status.get('pid')}")
 
 

@@ -1,0 +1,242 @@
+"""Attempts at snapshots: scheduled, requested or as a follow-up, one at a time.
+
+An attempt takes the hold on the store, takes the snapshot, and records how it went: for the job
+that waits, the schedule, the metrics, the log and the status. ``Service`` decides which is next.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from ciuic.config.settings import Settings
+from ciuic.errors import (
+    BusyError,
+    CancelledError,
+    ChildDiedError,
+    CiuicError,
+    CommitUncertainError,
+    UsageError,
+)
+from ciuic.model import EMERGENCY_TAG
+from ciuic.snapshot.report import TakeReport
+from ciuic.system.buffers import give_back_unused
+from ciuic.system.clock import Clock
+from ciuicd.attempt import attempt, failure, sentence
+from ciuicd.followup import TAG
+from ciuicd.hold import StoreHold
+from ciuicd.jobs.job import Job
+from ciuicd.metrics.meter import Meter
+from ciuicd.schedules.state import ScheduleState
+from ciuicd.schedules.turns import Turns
+from ciuicd.taking import SnapshotTaker, newest_taken_ns
+from ciuicd.upkeep.upkeep import Upkeep
+
+__all__ = ["Attempts", "Daemon"]
+
+_log = logging.getLogger(__name__)
+
+_JOB_WAIT_S: Final = 2.0
+
+
+class Daemon(Protocol):
+    """What an attempt learns of the daemon, which a reload may change, and has it show."""
+
+    @property
+    def settings(self) -> Settings:
+        """The configuration."""
+        ...
+
+    @property
+    def metrics(self) -> Meter:
+        """Counts what happens."""
+        ...
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the daemon ends."""
+        ...
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the daemon starts again, because its program was replaced on disk."""
+        ...
+
+    def write_metrics(self) -> None:
+        """Show Prometheus what has changed."""
+        ...
+
+    def show_status(self) -> None:
+        """Show systemd what has changed."""
+        ...
+
+
+class Attempts:
+    """Takes snapshots and records how that went. The main thread alone calls its methods.
+
+    Args:
+        daemon: See ``Daemon``.
+        clock: Tells the time.
+        turns: The schedules.
+        taker: Takes the snapshots.
+        hold: The hold on the store.
+        upkeep: Forgets after each snapshot.
+
+    Attributes:
+        job: What is being taken; None: nothing. Other threads may read it.
+    """
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        clock: Clock,
+        turns: Turns,
+        *,
+        taker: SnapshotTaker,
+        hold: StoreHold,
+        upkeep: Upkeep,
+    ) -> None:
+        self._daemon = daemon
+        self._clock = clock
+        self._turns = turns
+        self._taker = taker
+        self._hold = hold
+        self._upkeep = upkeep
+        self.job: Job | None = None
+
+    def take_each_due(self) -> tuple[list[TakeReport], list[CiuicError]]:
+        """Take a snapshot of each schedule that is due, or of the first one if none is."""
+        states = list(self._turns)
+        if len(states) > 1:
+            for state in states:
+                state.newest_ns = newest_taken_ns(state.settings, self._clock, by_daemon=True)
+            states = [state for state in states if state.is_due] or states[:1]
+        reports: list[TakeReport] = []
+        failures: list[CiuicError] = []
+        for state in states:
+            try:
+                reports.append(self._taker.take(state.settings, self._job_for(state)))
+            except CiuicError as error:
+                self._daemon.metrics.note_failure(error, is_snapshot=True)
+                if self._daemon.is_stopping:
+                    raise
+                if failures:  # the caller reports the first one
+                    _log.error("%s: snapshot failed: %s", state.name, sentence(error))
+                failures.append(error)
+            else:
+                self._daemon.metrics.note_snapshot(reports[-1])
+        return reports, failures
+
+    def _job_for(self, state: ScheduleState) -> Job:
+        job = Job(schedule=state.name)
+        job.names_schedule = bool(self._daemon.settings.others)
+        return job
+
+    def take_scheduled(self, state: ScheduleState) -> None:
+        """Take the snapshot of a schedule, unless a user has just taken one."""
+        job = self._job_for(state)
+        with self._attempt(job, state, scheduled=True):
+            self._hold.take(self._daemon.settings)
+            # A user may have taken a snapshot since the last look.
+            state.newest_ns = newest_taken_ns(state.settings, self._clock, by_daemon=True)
+            if state.is_due:
+                self._finish(job, state, self._taker.take(state.settings, job))
+
+    def take_for(self, job: Job) -> None:
+        """Take the snapshot that a client asked for."""
+        state = self._turns.first if job.schedule is None else self._turns.find(job.schedule)
+        if state is None:
+            what = f"the schedule {job.schedule} is no longer in the configuration"
+            job.finish(UsageError(what, hint="'ciuic status' shows the daemon's schedules."))
+            return
+        job.names_schedule = job.scope is None and bool(self._daemon.settings.others)
+        with self._attempt(job, state, scheduled=False):
+            self._hold.take(self._daemon.settings)
+            # A failed job must not wait for a full snapshot either.
+            may_be_full = EMERGENCY_TAG not in job.tags
+            report = self._taker.take(
+                state.settings, job, wait_s=_JOB_WAIT_S, may_be_full=may_be_full
+            )
+            self._finish(job, state, report)
+
+    def take_follow_up(self, state: ScheduleState) -> None:
+        """Take the follow-up of a snapshot of a schedule."""
+        job = Job(tags=(TAG,), scope=state.follow_ups.scope)
+        job.names_schedule = job.scope is None and bool(self._daemon.settings.others)
+        report = None
+        with self._attempt(job, state, scheduled=False):
+            self._hold.take(self._daemon.settings)
+            # A file that was closed is not a reason to read all other files again.
+            report = self._taker.take(state.settings, job, wait_s=_JOB_WAIT_S, may_be_full=False)
+        if report is None:
+            state.follow_ups.drop()
+        else:
+            self._note_taken(job, state, report)
+            state.follow_ups.taken(report)
+            self._upkeep.after_snapshot(self._daemon.settings)
+
+    def _finish(self, job: Job, state: ScheduleState, report: TakeReport) -> None:
+        job.finish(report)
+        self._note_taken(job, state, report)
+        roots = job.scope[0] if job.scope is not None else state.roots
+        interval_s = state.interval_s
+        state.follow_ups.consider(report, job.scope, roots, interval_s=interval_s)
+        self._upkeep.after_snapshot(self._daemon.settings)
+
+    def _note_taken(self, job: Job, state: ScheduleState, report: TakeReport) -> None:
+        self._daemon.metrics.note_snapshot(report)
+        if job.scope is None:
+            state.newest_ns = report.taken_ns
+            state.last_error = None
+            with attempt(lambda error: _log.warning("%s: %s", state.name, sentence(error))):
+                state.measure(report)
+
+    @contextlib.contextmanager
+    def _attempt(self, job: Job, state: ScheduleState, *, scheduled: bool) -> Iterator[None]:
+        """Turn a failure of the block into the job's outcome and a line in the log."""
+        self.job = job
+        self._daemon.write_metrics()
+        try:
+            with attempt(lambda error: self._failed(job, state, error, scheduled=scheduled)):
+                yield
+        finally:
+            self.job = None
+            # A snapshot that was cancelled for an emergency snapshot is due again, unless the
+            # emergency snapshot serves its schedule.
+            if scheduled and not isinstance(job.wait(0), CancelledError):
+                state.attempt_ended()
+            self._daemon.show_status()
+            self._daemon.write_metrics()
+            give_back_unused()
+
+    def _failed(
+        self, job: Job, state: ScheduleState, error: CiuicError, *, scheduled: bool
+    ) -> None:
+        if isinstance(error, CancelledError):
+            if self._daemon.is_stopping:
+                why = "the daemon is stopping"
+            elif self._daemon.is_replaced:
+                why = "ciuic was replaced on disk"
+            else:
+                why = "an emergency snapshot goes first"
+            _log.info("a snapshot was cancelled because %s", why)
+            job.finish(error)
+            return
+        if isinstance(error, BusyError) and scheduled:
+            state.try_again_soon()
+        elif isinstance(error, ChildDiedError) and scheduled:
+            # Memory may be free again. If not, the next slot is soon enough.
+            state.try_again_once()
+        if job.is_finished:
+            _log.error("the snapshot was taken, but a later step failed: %s", sentence(error))
+        elif isinstance(error, CommitUncertainError):
+            _log.error("%s", sentence(error))
+        else:
+            name = f"{state.name}: " if job.names_schedule else ""
+            extra = failure(self._daemon.settings.snapshot_dir, job, error)
+            _log.error("%ssnapshot failed: %s", name, sentence(error), extra=extra)
+        self._taker.remember(error)
+        if job.scope is None:
+            state.remember(error)
+        self._daemon.metrics.note_failure(error, is_snapshot=not job.is_finished)
+        job.finish(error)

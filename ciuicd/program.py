@@ -1,0 +1,122 @@
+"""Whether the program on disk is still the one that runs, and starting the one on disk.
+
+A child process of the daemon imports modules that the daemon has not loaded. After an upgrade,
+these are new, beside old ones in memory. So the daemon looks before each piece of work, and starts
+again instead: systemd restarts it, or it executes the new program in its own place.
+
+Every way of installing gives a changed file another size or another time of change: pip, a package
+of a distribution, a checkout that is installed with ``pip install -e``.
+"""
+
+import contextlib
+import os
+import sys
+from typing import Final, NoReturn
+
+import ciuic
+import ciuicd
+from ciuic.system.clock import Clock
+
+__all__ = ["Program", "start_again"]
+
+_SUFFIXES: Final = (".py", ".so")
+_LOOK_S: Final = 5.0
+_TRIAL_S: Final = 60.0
+_TRIALS_APART_S: Final = 60.0
+
+
+class Program:
+    """The files of the two packages as they were when this process started."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._print = _fingerprint()
+        self._looked_s = clock.monotonic_s()
+        self._was_replaced = False
+        self._failed: tuple[int, float] | None = None
+
+    def is_replaced(self) -> bool:
+        """Return whether a file was changed, added or removed since then."""
+        self._looked_s = self._clock.monotonic_s()
+        # Too few descriptors, for example, are no upgrade.
+        with contextlib.suppress(OSError):
+            self._was_replaced = _fingerprint() != self._print
+        return self._was_replaced
+
+    def was_replaced(self) -> bool:
+        """Return the same as seen some seconds ago, for callers that ask often."""
+        if self._clock.monotonic_s() > self._looked_s + _LOOK_S:
+            return self.is_replaced()
+        return self._was_replaced
+
+    def can_start(self) -> bool:
+        """Return whether the program on disk starts: in the middle of an upgrade it does not.
+
+        A program that did not is tried again when it has changed, or after a minute.
+        """
+        try:
+            print_now, now_s = _fingerprint(), self._clock.monotonic_s()
+        except OSError:
+            return False
+        if self._failed is not None:
+            failed_print, failed_s = self._failed
+            if failed_print == print_now and now_s < failed_s + _TRIALS_APART_S:
+                return False
+        self._failed = None if _starts() else (print_now, now_s)
+        return self._failed is None
+
+
+def _starts() -> bool:
+    import subprocess
+
+    arguments = len(sys.argv) - 1
+    try:
+        done = subprocess.run(
+            [*_command()[: len(sys.orig_argv) - arguments], "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_TRIAL_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def start_again() -> NoReturn:
+    """Replace this process with the program on disk, with the same arguments.
+
+    Raises:
+        OSError: The interpreter cannot be started.
+    """
+    command = _command()
+    os.execv(command[0], command)  # noqa: S606 - no shell: the arguments stay as they are
+
+
+def _command() -> list[str]:
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def _fingerprint() -> int:
+    """Return a number for names, sizes and times of change.
+
+    Raises:
+        OSError: They cannot be read.
+    """
+    found: set[tuple[str, int, int]] = set()
+    waiting = [*ciuic.__path__, *ciuicd.__path__]
+    while waiting:
+        directory = waiting.pop()
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if entry.name.endswith(_SUFFIXES):
+                        status = entry.stat()
+                        found.add((entry.path, status.st_size, status.st_mtime_ns))
+                    elif "." not in entry.name and entry.name != "__pycache__":
+                        waiting.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):
+            # In the middle of an upgrade, a file may go at any time.
+            found.add((directory, 0, 0))
+    return hash(frozenset(found))

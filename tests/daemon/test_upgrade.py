@@ -1,0 +1,179 @@
+"""A running daemon whose program is replaced on disk, in a virtual environment of its own."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import ciuic
+from ciuic.control import request_snapshot, request_status
+from ciuic.errors import StoreError
+from ciuic.system.clock import cpu_time_ns
+from tests.kit.daemon import REPOSITORY, Machine, wait_until
+
+LOOKS = 30
+VERSION = f'__version__ = "{ciuic.__version__}"'
+
+
+class Installed:
+    """A virtual environment with a copy of the program, and a daemon that it runs."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        top = machine.directory / "venv"
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(top)], check=True
+        )
+        self.python = top / "bin" / "python"
+        (self.site,) = (top / "lib").glob("python*/site-packages")
+        # The third-party packages are those of this environment.
+        (self.site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        self.install("ciuic")
+        self.install("ciuicd")
+        self.log = machine.directory / "installed.log"
+
+    def install(self, package: str, version: str = "") -> None:
+        """Put a package in place of the one that is there, as pip does: remove it, then copy."""
+        place = self.site / package
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(
+            REPOSITORY / package,
+            place,
+            ignore=shutil.ignore_patterns("__pycache__"),
+            copy_function=shutil.copyfile,
+        )
+        if version:
+            first = place / "__init__.py"
+            text = first.read_text()
+            assert VERSION in text
+            first.write_text(text.replace(VERSION, f'__version__ = "{version}"'))
+
+    def start(self, **environ: str) -> subprocess.Popen[bytes]:
+        command = [self.python, "-m", "ciuicd", "--config", self.machine.config]
+        with self.log.open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.machine.directory,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environ},
+            )
+        wait_until("it serves", lambda: self.version() is not None)
+        return process
+
+    def version(self) -> object:
+        """Return the version of the daemon that answers."""
+        status = None
+        with contextlib.suppress(StoreError):  # it is about to end
+            status = request_status(str(self.machine.store))
+        return None if status is None else status["version"]
+
+    def wait_for_log(self, text: str) -> None:
+        wait_until(f"'{text}' in the log", lambda: text in self.log.read_text())
+
+
+@pytest.fixture
+def installed(machine: Machine) -> Installed:
+    return Installed(machine)
+
+
+def test_a_daemon_without_a_manager_becomes_the_new_program_and_goes_on(
+    installed: Installed,
+) -> None:
+    process = installed.start()
+    installed.wait_for_log("no warnings")
+    installed.install("ciuic", "99.0")
+    wait_until("the new program serves", lambda: installed.version() == "99.0")
+    status = request_status(str(installed.machine.store))
+    assert status is not None
+    assert status["pid"] == process.pid
+    assert request_snapshot(str(installed.machine.store)) is not None
+    log = installed.log.read_text()
+    assert log.count("ciuic was replaced on disk by another version: ciuicd starts again") == 1
+    process.terminate()
+    assert process.wait(60) == 0
+    assert "Traceback" not in log
+    assert len(installed.machine.snapshots()) == 2
+
+
+def test_a_daemon_that_systemd_restarts_ends_with_a_failure_before_the_next_fork(
+    installed: Installed, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        process = installed.start(NOTIFY_SOCKET=str(tmp_path / "notify"))
+        installed.wait_for_log("no warnings")
+        # Quickly: a daemon that has just looked waits for 20 seconds, or for a request.
+        module = installed.site / "ciuicd" / "taking.py"
+        code = module.read_bytes() + b"# new\n"
+        used_ns: list[int] = []
+
+        def is_waiting() -> bool:
+            used_ns.append(cpu_time_ns(process.pid))
+            return used_ns.count(used_ns[-1]) > LOOKS
+
+        wait_until("it waits", is_waiting)
+        module.write_bytes(code)
+        with pytest.raises(StoreError, match="the daemon starts again") as raised:
+            request_snapshot(str(installed.machine.store))
+        assert raised.value.hint == "Try again in a few seconds."
+        assert process.wait(60) == 1
+    assert installed.log.read_text().count("ciuicd ends for systemd to start it") == 1
+    assert len(installed.machine.snapshots()) == 1
+
+
+def test_a_daemon_takes_nothing_until_a_broken_upgrade_is_repaired(installed: Installed) -> None:
+    process = installed.start()
+    installed.wait_for_log("no warnings")
+    broken = installed.site / "ciuicd" / "taking.py"
+    right = broken.read_bytes()
+    broken.write_text("this is no Python\n")
+    with pytest.raises(StoreError, match="ciuic was changed on disk and does not start"):
+        request_snapshot(str(installed.machine.store))
+    installed.wait_for_log("does not start, so no snapshots are taken. Install ciuic again")
+    status = request_status(str(installed.machine.store))
+    assert status is not None
+    assert "does not start" in status["last_error"]["message"]
+    broken.write_bytes(right + b"# repaired\n")
+    installed.wait_for_log("ciuicd starts again")
+    wait_until("it serves again", lambda: installed.version() is not None)
+    assert request_snapshot(str(installed.machine.store)) is not None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+
+
+def test_a_snapshot_of_the_daemon_that_an_upgrade_interrupts_is_taken_by_the_new_program(
+    installed: Installed,
+) -> None:
+    gate, begun = (installed.machine.directory / name for name in ("gate", "begun"))
+    installed.machine.configure(
+        before=f"touch {begun}; while [ ! -e {gate} ]; do sleep 0.05; done", hook_timeout="10m"
+    )
+    process = installed.start()
+    wait_until("the snapshot has begun", begun.exists)
+    installed.install("ciuic", "99.0")
+    installed.wait_for_log("a snapshot was cancelled because ciuic was replaced on disk")
+    gate.touch()
+    installed.wait_for_log("no warnings")
+    assert installed.version() == "99.0"
+    process.terminate()
+    assert process.wait(60) == 0
+    assert len(installed.machine.snapshots()) == 1
+
+
+def test_a_signal_to_end_is_not_lost_while_a_daemon_becomes_the_new_program(
+    installed: Installed,
+) -> None:
+    process = installed.start()
+    installed.wait_for_log("no warnings")
+    installed.install("ciuicd")
+    installed.wait_for_log("ciuicd starts again")
+    process.terminate()
+    assert process.wait(60) == 0
