@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,7 @@ from ciuic.control import request_status
 from ciuic.errors import ChildDiedError
 from ciuic.system.clock import SystemClock
 from ciuicd.alerting.faults import find_faults
-from ciuicd.jobs import watching
+from ciuicd.jobs import background, watching
 from ciuicd.jobs.child import Child, in_child
 from tests.kit.daemon import Daemon, Machine, wait_until
 from tests.kit.program import ciuic
@@ -200,3 +201,21 @@ def test_a_hook_after_that_fails_after_the_death_of_its_process_is_a_line(machin
     daemon.wait_for_log("hook the hook 'after' failed with exit status 3: no database")
     daemon.wait_for_log("snapshot failed")
     assert daemon.stop() == 0
+
+
+def test_a_thread_that_hangs_does_not_keep_the_daemon_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "ENDS_WITHIN_S", 0.2)
+    released = threading.Event()
+    with pytest.raises(ChildDiedError, match="the thread that did the work did not end in"):
+        background.in_background(
+            "scrub",
+            lambda _must_stop, _is_ending: released.wait(60),
+            apart=False,
+            clock=SystemClock(),
+            must_stop=lambda: True,
+            is_ending=lambda: True,
+            note_progress=lambda: None,
+        )
+    released.set()

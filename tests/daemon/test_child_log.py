@@ -7,12 +7,16 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+from ciuic.control import request_status
+from ciuic.documents import Document
 from ciuic.errors import ChildDiedError
 from ciuic.system.clock import SystemClock
+from ciuicd.control import Server
 from ciuicd.jobs import forking, watching
 from ciuicd.jobs.child import Child, in_child
 from ciuicd.jobs.forking import without_forks
@@ -193,3 +197,28 @@ def test_the_daemon_logs_what_its_child_says_while_it_works(machine: Machine) ->
     assert daemon.stop() == 0
     lines = [line for line in daemon.log().splitlines() if "hook" in line or "failed" in line]
     assert [line.split(":")[1] for line in lines] == [" hook before", " snapshot failed"]
+
+
+class Asked:
+    """What a control socket offers; it records whether a fork would wait."""
+
+    def __init__(self) -> None:
+        self.kept_from_forking: list[bool] = []
+
+    def status(self) -> Document:
+        self.kept_from_forking.append(forking._busy == 1)
+        return {}
+
+    def control_group(self) -> None:
+        return None
+
+
+def test_no_fork_finds_a_client_in_the_middle_of_its_request(tmp_path: Path) -> None:
+    asked = Asked()
+    server = Server(str(tmp_path), asked, SystemClock())  # type: ignore[arg-type]
+    try:
+        assert request_status(str(tmp_path)) is not None
+    finally:
+        server.close()
+    assert asked.kept_from_forking == [True]
+    assert forking._busy == 0
