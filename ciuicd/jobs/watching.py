@@ -77,7 +77,8 @@ class Watched:
         self._counts_processor_time = counts_processor_time
         self._status: int | None = None
         self._answer: tuple[str, object] | None = None
-        self._seen = (shared[BEAT], 0)
+        # Not what the memory has now: the child may have run before this process does.
+        self._seen = (0, 0)
         self._progress_s = clock.monotonic_s()
         self._has_complained = False
         self._needs_until_s = 0.0

@@ -36,14 +36,14 @@ def start(machine: Machine, *, stalled_s: float = 1800.0, ends_within_s: float =
 
 
 def taking(machine: Machine, daemon: Daemon) -> psutil.Process:
-    """Return the process that takes a snapshot, once it does."""
+    """Return the process that takes a snapshot, once it runs a hook."""
     found: list[psutil.Process] = []
 
     def is_there() -> bool:
         status = request_status(str(machine.store))
         if status is not None and status["state"] == "taking":
             found[:] = psutil.Process(daemon.process.pid).children()
-        return bool(found)
+        return any(child.children() for child in found)
 
     wait_until("the snapshot has begun", is_there)
     return found[0]

@@ -519,7 +519,7 @@ def test_systemd_starts_the_new_program_after_an_upgrade_without_a_restart(boot)
         f"mkdir -p {directory} /opt/copy",
         f"printf '[Service]\\nRestartSec=0\\n' > {directory}/quick.conf",
         f"cp -r {REPOSITORY}/ciuic {REPOSITORY}/ciuicd /opt/copy",
-        f"sed -i 's,{REPOSITORY},/opt/copy,' /usr/local/bin/ciuicd",
+        f"sed -i '2s,{REPOSITORY},/opt/copy,' /usr/local/bin/ciuicd",
         "systemctl daemon-reload",
         "systemctl start ciuicd",
     ]

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ class Installed:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
+        self._processes: list[subprocess.Popen[bytes]] = []
         top = machine.directory / "venv"
         subprocess.run(
             [sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(top)], check=True
@@ -65,8 +67,16 @@ class Installed:
                 stderr=log,
                 env={**os.environ, **environ},
             )
+        self._processes.append(process)
         wait_until("it serves", lambda: self.version() is not None)
         return process
+
+    def close(self) -> None:
+        """Kill the daemon, if it has not ended; pytest shows its log if the test failed."""
+        for process in self._processes:
+            process.kill()
+            process.wait(60)
+        print(self.log.read_text())
 
     def version(self) -> object:
         """Return the version of the daemon that answers."""
@@ -80,8 +90,12 @@ class Installed:
 
 
 @pytest.fixture
-def installed(machine: Machine) -> Installed:
-    return Installed(machine)
+def installed(machine: Machine) -> Iterator[Installed]:
+    it = Installed(machine)
+    try:
+        yield it
+    finally:
+        it.close()
 
 
 def test_a_daemon_without_a_manager_becomes_the_new_program_and_goes_on(
