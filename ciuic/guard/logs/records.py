@@ -5,23 +5,22 @@ and otherwise ignored. Python's ``json`` writes NaN and Infinity as they are, wh
 both are read here, and so are numbers in strings, such as ``"nan"``.
 
 msgspec reads the usual line in a fraction of the time that ``json`` takes, since it builds only
-the fields that are asked for. ``json`` reads what msgspec refuses. Many usual lines of one rank at
-once take even less: ``Decoder.runs``.
+the fields that are asked for. ``json`` reads what msgspec refuses. Many lines at once take even
+less: ``Decoder.lines``.
 """
 
-import contextlib
-import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import compress
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
 from ciuic.system.clock import unix_seconds
 
-__all__ = ["STEP_KEYS", "TIME_KEYS", "Columns", "Decoder", "Record", "Run"]
+__all__ = ["STEP_KEYS", "TIME_KEYS", "Columns", "Decoder", "Lines", "Record"]
 
 STEP_KEYS: Final = ("step", "global_step", "iteration")
 """The field with the number of the step; the first that a line has."""
@@ -30,6 +29,7 @@ _RANK_KEY: Final = "rank"
 _RESERVED_COUNT: Final = len(STEP_KEYS) + len(TIME_KEYS) + 1
 _STEP_MAX: Final = 2**63 - 1
 _TEXT_MAX: Final = 40
+_WORDS: Final = ((b"NaN", b'"nan"'), (b"-Infinity", b'"-inf"'), (b"Infinity", b'"inf"'))
 
 
 class Record(NamedTuple):
@@ -55,7 +55,7 @@ class Columns(NamedTuple):
         steps: The number of the step in each line.
         rank: The rank that logged them; empty if they do not say.
         values: For each field that was asked for, its value in each line; None: no line has it.
-        times_s: When, in seconds since 1970; empty: no line says so, or runs were asked for.
+        times_s: When, in seconds since 1970; empty: no line says so.
     """
 
     steps: list[int]
@@ -64,16 +64,23 @@ class Columns(NamedTuple):
     times_s: list[float]
 
 
-class Run(NamedTuple):
-    """Lines that follow each other.
+class Lines(NamedTuple):
+    """What the lines with a step say, in their order.
 
     Attributes:
-        end: How many lines there are up to their end.
-        columns: What they say; None: they must be read one by one.
+        steps: The number of the step in each line.
+        ranks: The rank that logged it; empty if the line does not say.
+        values: For each field that was asked for, its value in each line; None: it has none.
     """
 
-    end: int
-    columns: Columns | None
+    steps: list[int]
+    ranks: list[str]
+    values: list[list[float | None]]
+
+    def record(self, place: int) -> Record:
+        """Return what one of them says, without a time."""
+        values = tuple([column[place] for column in self.values])
+        return Record(self.steps[place], self.ranks[place], None, values)
 
 
 class Decoder:
@@ -93,7 +100,8 @@ class Decoder:
         self._fields = tuple(fields)
         self._type = _line_type(self._fields)
         self._fast = _fast_decoder(self._type, len(self._fields))
-        self._lines = None if self._type is None else msgspec.json.Decoder(self._type).decode_lines
+        self._plain = None if self._type is None else msgspec.json.Decoder(self._type).decode
+        self._loose = _loose_decoder(self._fields)
 
     def decode(self, line: bytes) -> Record | None:
         """Return what a line says; None if it has no step."""
@@ -101,12 +109,15 @@ class Decoder:
             found = self._fast(line)
         except (ValueError, RecursionError):
             found = None
-        return self._slow(line) if found is None else found
+        return self._odd(line) if found is None else found
 
     def columns(self, lines: Sequence[bytes]) -> Columns | None:
         """Return what lines say, and when they were logged; None if they are not alike."""
-        found = self._together(lines)
-        if not found:
+        if self._plain is None or not lines:
+            return None
+        try:
+            found = list(map(self._plain, lines))
+        except (ValueError, RecursionError):
             return None
         steps, ranks, values = self._split(found)
         times_s = _times_s(found)
@@ -117,44 +128,39 @@ class Decoder:
         own = [None if column[0] is None else column for column in values]
         return Columns(steps, _rank_text(ranks[0]), own, times_s)
 
-    def runs(self, lines: Sequence[bytes], least: int) -> list[Run] | None:
-        """Divide lines into those that can be read as columns and those in between.
-
-        Args:
-            lines: The lines.
-            least: Shorter columns are not worth it.
-
-        Returns:
-            The runs, which have all lines in their order; None if ``decode`` must read every line.
-        """
-        found = self._together(lines)
-        if found is None:
-            return None
-        steps, ranks, values = self._split(found)
-        runs: list[Run] = []
-        for begin, end in _alike(ranks, [steps, *values]):
-            rank = ranks[begin]
-            if end - begin >= least and steps[begin] is not None:
-                own = [None if one[begin] is None else one[begin:end] for one in values]
-                runs.append(Run(end, Columns(steps[begin:end], _rank_text(rank), own, [])))
-            elif runs and runs[-1].columns is None:
-                runs[-1] = Run(end, None)
-            else:
-                runs.append(Run(end, None))
-        return runs
-
-    def _together(self, lines: Sequence[bytes]) -> list[Any] | None:
-        """Decode lines with plain values; None if some are not."""
-        if self._lines is None:
+    def lines(self, lines: Sequence[bytes]) -> Lines | None:
+        """Return what lines say, without their times; None if ``decode`` must read each of them."""
+        if self._plain is None:
             return None
         try:
-            found: list[Any] = self._lines(b"\n".join(lines))
+            found = list(map(self._plain, lines))
         except (ValueError, RecursionError):
-            return None
-        # Two objects on a line, and none on another, would shift those in between. Where each line
-        # begins and ends as an object does, none goes on in the next line.
-        is_each_one = {line[:1] + line[-1:] for line in map(bytes.strip, lines)} == {b"{}"}
-        return found if is_each_one and len(found) == len(lines) else None
+            found = self._each(lines, self._plain)
+        steps, kinds, values = self._split(found)
+        names = {kind: _rank_text(kind) for kind in set(kinds)}
+        ranks = [names[kind] for kind in kinds]
+        if None not in steps:
+            return Lines(steps, ranks, values)
+        # Not plain, or without a step. The others need not wait for those.
+        for place, step in enumerate(steps):
+            record = self._odd(lines[place]) if step is None else None
+            if record is not None:
+                steps[place], ranks[place] = record.step, record.rank
+                for column, value in zip(values, record.values, strict=True):
+                    column[place] = value
+        has_step = [step is not None for step in steps]
+        kept = [list(compress(column, has_step)) for column in (steps, ranks, *values)]
+        return Lines(kept[0], kept[1], kept[2:])
+
+    def _each(self, lines: Sequence[bytes], decode: Callable[[bytes], Any]) -> list[Any]:
+        """Decode lines; an empty object for each that is not plain."""
+        found, nothing = [], self._type()
+        for line in lines:
+            try:
+                found.append(decode(line))
+            except (ValueError, RecursionError):
+                found.append(nothing)
+        return found
 
     def _split(
         self, found: Sequence[Any]
@@ -164,7 +170,18 @@ class Decoder:
             list(map(attrgetter(f"f{_RESERVED_COUNT + number}"), found))
             for number in range(len(self._fields))
         ]
-        return [one.f0 for one in found], [one.f6 for one in found], values
+        steps = [one.f0 for one in found]
+        if msgspec.UNSET in steps:
+            steps = list(map(_plain_step, found))
+        return steps, [one.f6 for one in found], values
+
+    def _odd(self, line: bytes) -> Record | None:
+        """Return what a line says that has more than plain values, or no step."""
+        try:
+            found = self._loose(line)
+        except (ValueError, RecursionError):
+            found = None
+        return self._slow(line) if found is None else found
 
     def _slow(self, line: bytes) -> Record | None:
         try:
@@ -188,28 +205,17 @@ class Decoder:
         )
 
 
-def _alike(
-    ranks: list[int | str | None], columns: Sequence[list[Any]]
-) -> Iterator[tuple[int, int]]:
-    """Yield beginning and end of each run of lines from one rank that have the same fields."""
-    mixed = [column for column in columns if 0 < column.count(None) < len(column)]
-    if not mixed and ranks.count(ranks[0]) == len(ranks):
-        yield 0, len(ranks)
-        return
-    kinds = zip(ranks, *[[value is None for value in column] for column in mixed], strict=True)
-    begin = 0
-    for _, alike in itertools.groupby(kinds):
-        end = begin + sum(1 for _ in alike)
-        yield begin, end
-        begin = end
-
-
 def _rank_text(rank: int | str | None) -> str:
     return "" if rank is None else str(rank)
 
 
-def _line_type(fields: tuple[str, ...]) -> Any:
-    """Return the type of a line with plain values; None if msgspec cannot read the fields."""
+def _line_type(fields: tuple[str, ...], number: Any = float) -> Any:
+    """Return the type of a line; None if msgspec cannot read the fields.
+
+    Args:
+        fields: The fields that are asked for.
+        number: The type of their values.
+    """
     if not fields or any("." in field or not field.isprintable() for field in fields):
         return None
     if any("\\" in field or '"' in field for field in fields):  # msgspec cannot rename to them
@@ -219,14 +225,17 @@ def _line_type(fields: tuple[str, ...]) -> Any:
         return None
     names = {f"f{number}": key for number, key in enumerate((*reserved, *fields))}
     kinds: tuple[Any, ...] = (
-        *[int | None] * len(STEP_KEYS),
+        *[int | None | msgspec.UnsetType] * len(STEP_KEYS),
         *[float | str | None] * len(TIME_KEYS),
         int | str | None,
-        *[float | None] * len(fields),
+        *[number | None] * len(fields),
     )
+    # A step that is null counts as there, and the next key does not.
+    rest = len(kinds) - len(STEP_KEYS)
+    lacking: list[Any] = [*[msgspec.UNSET] * len(STEP_KEYS), *[None] * rest]
     return msgspec.defstruct(
         "Line",
-        [(name, kind, None) for name, kind in zip(names, kinds, strict=True)],
+        list(zip(names, kinds, lacking, strict=True)),
         rename=names,
         gc=False,
     )
@@ -242,7 +251,7 @@ def _fast_decoder(made: Any, count: int) -> Callable[[bytes], Record | None]:
 
     def fast(line: bytes) -> Record | None:
         found: Any = decode(line)
-        step = found.f0
+        step = _plain_step(found)
         if step is None:
             return None
         moment = found.f3
@@ -257,6 +266,40 @@ def _fast_decoder(made: Any, count: int) -> Callable[[bytes], Record | None]:
         )
 
     return fast
+
+
+def _loose_decoder(fields: tuple[str, ...]) -> Callable[[bytes], Record | None]:
+    """Return a function for lines with NaN and Infinity, which are not JSON, and numbers in text.
+
+    It returns None, or raises, for others. A word in a text becomes no JSON at all.
+    """
+    made = _line_type(fields, float | str)
+    if made is None:
+        return lambda _line: None
+    decode = msgspec.json.Decoder(made).decode
+    names = [f"f{_RESERVED_COUNT + number}" for number in range(len(fields))]
+
+    def loose(line: bytes) -> Record | None:
+        for word, text in _WORDS:
+            line = line.replace(word, text)
+        found: Any = decode(line)
+        step, rank = _plain_step(found), found.f6
+        # A rank in text may be a word that was none.
+        if step is None or found.f4 is not None or found.f5 is not None or isinstance(rank, str):
+            return None
+        moment = None if found.f3 is None else _time_s(found.f3)
+        values = tuple([_number(getattr(found, name)) for name in names])
+        return Record(step, _rank_text(rank), moment, values)
+
+    return loose
+
+
+def _plain_step(found: Any) -> int | None:
+    """Return the step of a decoded line: of the first key that the line has."""
+    for step in (found.f0, found.f1, found.f2):
+        if step is not msgspec.UNSET:
+            return cast("int | None", step)
+    return None
 
 
 def _times_s(found: Sequence[Any]) -> list[float] | None:
@@ -289,11 +332,13 @@ def _value(document: dict[str, Any], field: str) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return None
     if isinstance(value, (int, float)) or (isinstance(value, str) and len(value) <= _TEXT_MAX):
-        with contextlib.suppress(ValueError, OverflowError):
+        try:
             return float(value)
+        except (ValueError, OverflowError):
+            return None
     return None
 
 

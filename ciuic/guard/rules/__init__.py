@@ -3,6 +3,8 @@
 language     text -> conditions
 conditions   what a condition remembers from step to step
 quiet        which of many steps need no look
+state        a rule and its conditions: step by step, or over many steps at once
+rows         many lines -> the steps that they begin, with their fields
 steps        lines of several files and ranks -> steps in order
 watching     all rules over all logs: which of them fire, and which step to go back to
 replay       rules over complete logs

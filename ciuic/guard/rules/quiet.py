@@ -1,46 +1,53 @@
-"""Which of many steps need no look, because no rule can fire at them.
+"""Which of many steps need no look, because a rule cannot fire at them.
 
-Most steps of a training are quiet. A rule cannot fire among steps if one of its conditions does not
-hold there often enough in a row. Its conditions then need only the last of these steps, as many as
-they remember, and can leave out those before.
+Most steps of a training are quiet. A rule cannot fire at a step unless each of its conditions may
+hold there and at the steps before, as many in a row as it asks for. The conditions then need only
+the last steps before such a step, as many as they remember, and can leave out those before.
 """
 
 from collections.abc import Sequence
 
-from ciuic.guard.rules.conditions import Condition
-
-__all__ = ["last_needless"]
+__all__ = ["first_chance", "last_break"]
 
 
-def last_needless(
-    rules: Sequence[Sequence[tuple[Condition, Sequence[float]]]], count: int, window: int
-) -> int | None:
-    """Return the last step of a row of them from which the conditions can go on by ``rest``.
-
-    The caller has looked at the first ``window`` steps, each of them counted, except that the first
-    may belong to the step before; no rule fires after these. It looks at those after the step that
-    is returned.
+def first_chance(marks: Sequence[tuple[bytes, bytes]], start: int) -> int | None:
+    """Return the first step, from a place on, at which a rule may fire; None: there is none.
 
     Args:
-        rules: The conditions of each rule, with the value of their field at each step.
-        count: How many steps there are.
-        window: No condition remembers more steps.
-
-    Returns:
-        The place of the step; None: all steps must be looked at.
+        marks: For each condition what ``Condition.may_hold`` returned for the steps, and what these
+            marks must be at the steps in a row that it asks for.
+        start: The place.
     """
-    rows: list[bytes] = []
-    for conditions in rules:
-        is_quiet = False
-        for condition, values in conditions:
-            holds = condition.may_hold(values)
-            is_quiet = is_quiet or b"\1" * condition.steps not in holds[1:]
-            if condition.has_row:
-                rows.append(holds)
-        if not is_quiet:
-            return None
-    for place in range(count - 1 - window, window - 1, -1):
-        # Where a row goes on, its beginning would be forgotten.
-        if not any(holds[place] for holds in rows):
-            return place
+    at = start
+    while True:
+        latest = at
+        for marked, needed in marks:
+            begin = marked.find(needed, max(at - len(needed) + 1, 0))
+            if begin < 0:
+                return None
+            latest = max(latest, begin + len(needed) - 1)
+        if latest == at:
+            return at
+        at = latest
+
+
+def last_break(marks: Sequence[bytes], first: int, last: int) -> int | None:
+    """Return the last of some steps at which no condition may hold; None: there is none.
+
+    From there, conditions can go on by ``Condition.rest``. Where a row of steps goes on, its
+    beginning would be forgotten.
+
+    Args:
+        marks: What ``Condition.may_hold`` returned for the steps.
+        first: The place of the first of the steps to search.
+        last: The place of the last one.
+    """
+    at = last
+    while at >= first:
+        earliest = at
+        for marked in marks:
+            earliest = min(earliest, marked.rfind(0, first, earliest + 1))
+        if earliest == at:
+            return at
+        at = earliest
     return None

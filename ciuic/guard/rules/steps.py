@@ -13,7 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from ciuic.guard.logs.records import Record
+from ciuic.guard.logs.records import Lines, Record
+from ciuic.guard.rules.rows import Rows, rows_of
 
 __all__ = ["Steps"]
 
@@ -69,14 +70,21 @@ class Steps:
             return self._begin(source, record)
         return None
 
-    def is_led_by(self, file: int, rank: str) -> bool:
-        """Return whether a source leads."""
-        return self._leader == (file, rank)
+    def rows(self, file: int, lines: Lines, start: int) -> Rows | None:
+        """Return the steps that lines of a file begin, from a place on.
 
-    def pass_over(self, step: int, values: tuple[float | None, ...]) -> None:
-        """Go on at a later step of the leader."""
-        self.step = step
-        self.values = values
+        Only ``take_over`` adds them. They end before a line that does more than begin a step of the
+        leader, or add a missing field to it. None: another file leads.
+        """
+        if self.step is None or self._leader is None or self._leader[0] != file:
+            return None
+        rank = self._leader[1]
+        return rows_of(lines, start, rank, self.step, self.values, ahead_max=_BEHIND_MAX)
+
+    def take_over(self, rows: Rows) -> None:
+        """Go on after steps of the leader."""
+        self.step = rows.steps[-1]
+        self.values = tuple([column[-1] for column in rows.values])
 
     def restart(self) -> None:
         """The job has ended: further lines are from its next start."""

@@ -5,17 +5,18 @@ lasts is one finding. After a rollback all windows are empty, and rules that had
 again.
 """
 
-import operator
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice, repeat
+from operator import itemgetter
 from typing import Final
 
-from ciuic.guard.logs.records import Columns, Decoder, Record, Run
-from ciuic.guard.rules.conditions import Condition
+from ciuic.guard.logs.records import Decoder, Lines, Record
 from ciuic.guard.rules.language import Rule
-from ciuic.guard.rules.quiet import last_needless
+from ciuic.guard.rules.rows import Rows
+from ciuic.guard.rules.state import RuleState
 from ciuic.guard.rules.steps import Steps
 from ciuic.units import format_duration
 
@@ -23,11 +24,12 @@ __all__ = ["Finding", "Watching"]
 
 _SEEN_MAX: Final = 20_000
 """For how many of the last steps it is known when they were logged: twice the longest window."""
-_TOGETHER_MAX: Final = 1 << 16
-_TOGETHER_MIN: Final = 8
-"""The fewest lines that are decoded together, in windows."""
+_TOGETHER: Final = 1 << 12
+"""How many lines are looked at together: where rows end often, the rest is read again and again."""
+_TOGETHER_MIN: Final = 4
+"""The fewest steps that are looked at together, in windows."""
 _REST: Final = 64
-"""If that fails, this many times as many lines after them are decoded one by one."""
+"""If there are fewer, this many times as many lines after them are looked at one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,80 +53,6 @@ class Finding:
     good_ns: int = 0
 
 
-class _State:
-    """A rule, and the state of its conditions.
-
-    Attributes:
-        has_looked: A step had all fields of the rule.
-        window: How many of the last steps its conditions remember.
-    """
-
-    def __init__(self, rule: Rule, columns: dict[str, int]) -> None:
-        self.rule = rule
-        self.window = max(make().window for make in rule.conditions)
-        self.has_looked = False
-        self._columns = columns
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget all steps."""
-        self.conditions: list[Condition] = [make() for make in self.rule.conditions]
-        self._looks = [(self._columns[one.field], one) for one in self.conditions]
-        self._is_open = False
-        self.is_firing = False
-
-    def begin(self) -> None:
-        """End the step before."""
-        if self._is_open:
-            for condition in self.conditions:
-                condition.commit()
-            self._is_open = False
-            self.has_looked = True
-
-    def look(self, step: int, values: Sequence[float | None]) -> bool:
-        """Return whether the rule began, or ceased, to hold with these fields of the step."""
-        holds = True
-        for column, condition in self._looks:
-            value = values[column]
-            if value is None:
-                return False
-            holds = condition.look(step, value) and holds
-        self._is_open = True
-        changed, self.is_firing = holds != self.is_firing, holds
-        return changed
-
-    def columns(
-        self, values: Sequence[Sequence[float] | None]
-    ) -> list[tuple[Condition, Sequence[float]]]:
-        """Return each condition with the values of its field; nothing if one field is missing."""
-        found = []
-        for column, condition in self._looks:
-            given = values[column]
-            if given is None:
-                return []
-            found.append((condition, given))
-        return found
-
-    def rest(self, step: int, values: Sequence[float | None]) -> None:
-        """Go on after a step that was not looked at, as none of those before it since ``begin``."""
-        if None in [values[column] for column, _ in self._looks]:
-            return
-        self.has_looked = True
-        for column, condition in self._looks:
-            value = values[column]
-            if value is not None:
-                condition.rest(step, value)
-
-    @property
-    def go_back_step(self) -> int | None:
-        found = [one.before for one in self.conditions]
-        return None if None in found else min(one for one in found if one is not None)
-
-    @property
-    def what(self) -> str:
-        return ", and ".join(map(str, self.conditions))
-
-
 class Watching:
     """Rules over the logs of one job.
 
@@ -144,10 +72,10 @@ class Watching:
         self.decoder = Decoder(fields)
         self.steps = Steps()
         self.count = 0
-        self._states = [_State(rule, columns) for rule in rules if rule.conditions]
+        self._states = [RuleState(rule, columns) for rule in rules if rule.conditions]
         self._silences = [rule for rule in rules if rule.silence_s]
-        self._window = 1 + max((one.window for one in self._states), default=0)
-        self._together = _TOGETHER_MAX
+        window = 1 + max((one.window for one in self._states), default=0)
+        self._together_min = _TOGETHER_MIN * window
         self._silent: set[str] = set()
         self._last_s: float | None = None
         self._seen: deque[tuple[int, int]] = deque(maxlen=_SEEN_MAX)
@@ -164,95 +92,56 @@ class Watching:
             monotonic_s: The monotonic clock, for rules about steps that do not come.
         """
         found: list[Finding] = []
-        decode, add = self.decoder.decode, self.record
-
-        def look(some: Sequence[bytes]) -> None:
-            for line in some:
-                record = decode(line)
-                if record is not None:
-                    found.extend(add(file, record, since_ns=since_ns, monotonic_s=monotonic_s))
-
         # The times of old lines tell how long no step came: each counts.
-        if not since_ns and self._silences:
-            look(lines)
-            return found
-        start, least = 0, _TOGETHER_MIN * self._window
-        while start < len(lines):
-            part = lines[start : start + self._together]
-            runs = self.decoder.runs(part, least // 2) if len(part) >= least // 2 else None
-            if runs is None and len(part) > least:
-                # One broken line may be the reason: in smaller parts, the others stay quick.
-                self._together = max(len(part) // 2, least)
+        is_each = not since_ns and bool(self._silences)
+        count = max(_TOGETHER, 4 * self._together_min)
+        for start in range(0, len(lines), count):
+            some = lines[start : start + count]
+            is_few = is_each or len(some) < self._together_min
+            together = None if is_few else self.decoder.lines(some)
+            if together is not None:
+                found += self._together(file, together, since_ns, monotonic_s)
                 continue
-            is_quick, begin = False, 0
-            for end, columns in runs or [Run(len(part), None)]:
-                some = part[begin:end]
-                if columns is None:
-                    look(some)
-                elif self._pass_quickly(file, some, columns, look, since_ns):
-                    is_quick = True
-                else:
-                    look(some[self._window :])
-                begin = end
-            start += len(part)
-            together = 2 * self._together if is_quick else max(len(part) // 2, least)
-            self._together = min(together, _TOGETHER_MAX)
-            if runs and not any(columns for _, columns in runs):
-                # Several ranks may log in turn. The next lines are probably alike: do not try.
-                rest = lines[start : start + _REST * least]
-                look(rest)
-                start += len(rest)
+            for line in some:
+                record = self.decoder.decode(line)
+                if record is not None:
+                    found += self.record(file, record, since_ns=since_ns, monotonic_s=monotonic_s)
         return found
 
-    def _pass_quickly(
-        self,
-        file: int,
-        lines: Sequence[bytes],
-        columns: Columns,
-        look: Callable[[Sequence[bytes]], None],
-        since_ns: int,
-    ) -> bool:
-        """Look at only some of the lines, if the rules need no others.
+    def _together(
+        self, file: int, lines: Lines, since_ns: int, monotonic_s: float
+    ) -> list[Finding]:
+        """Add decoded lines: as many steps as possible at once, the others one by one."""
+        found: list[Finding] = []
+        at, until, count = 0, 1, len(lines.steps)
+        while at < count:
+            # Also the lines that add fields to the newest step: the next one begins a step.
+            while at < count and (at < until or lines.steps[at] == self.steps.step):
+                record = lines.record(at)
+                found += self.record(file, record, since_ns=since_ns, monotonic_s=monotonic_s)
+                at += 1
+            rows = self.steps.rows(file, lines, at)
+            if rows is not None and len(rows.steps) >= self._together_min:
+                found += self._steps_at_once(rows, since_ns, monotonic_s)
+                at, until = rows.end, rows.end + 1
+            else:
+                # The next lines are probably alike: do not try.
+                until = at + _REST * self._together_min
+        return found
 
-        Returns:
-            False if they need the others; the first lines, as many as the window, are done.
-        """
-        before, head = self.count, self._window
-        look(lines[:head])
-        # The first line may belong to the step before. If more begin no step, then another source
-        # led, and the conditions have not seen what these lines say.
-        is_seen = self.count - before >= head - 1
-        place = self._last_needless(file, columns) if is_seen else None
-        if place is None:
-            return False
-        self._pass_over(columns, place, since_ns)
-        look(lines[place + 1 :])
-        return True
-
-    def _last_needless(self, file: int, columns: Columns) -> int | None:
-        """Return the last of some lines that need no look; the first of them were looked at."""
-        steps, window = columns.steps, self._window
-        is_row = self.steps.is_led_by(file, columns.rank) and self.steps.step == steps[window - 1]
-        if (
-            not is_row
-            or any(state.is_firing for state in self._states)
-            or not all(map(operator.lt, steps, steps[1:]))
-        ):
-            return None
-        rules = [state.columns(columns.values) for state in self._states]
-        return last_needless([rule for rule in rules if rule], len(steps), window)
-
-    def _pass_over(self, columns: Columns, place: int, since_ns: int) -> None:
-        """Take over the steps up to a line, without those that were looked at."""
-        step = columns.steps[place]
-        values = [None if column is None else column[place] for column in columns.values]
-        for state in self._states:
-            state.begin()
-            state.rest(step, values)
-        self.steps.pass_over(step, tuple(values))
-        passed = columns.steps[self._window : place + 1]
-        self.count += len(passed)
-        self._seen.extend(zip(passed[-_SEEN_MAX:], repeat(since_ns), strict=False))
+    def _steps_at_once(self, rows: Rows, since_ns: int, monotonic_s: float) -> list[Finding]:
+        """Add steps that follow the newest one."""
+        steps = rows.steps
+        heard = self._heard(steps[0], monotonic_s) if self._silences else []
+        found = [
+            (place, self._changed(state, steps[place], rows, since_ns))
+            for state in self._states
+            for place in state.look_at_all(steps, rows.values)
+        ]
+        self.steps.take_over(rows)
+        self.count += len(steps)
+        self._seen.extend(zip(steps[-_SEEN_MAX:], repeat(since_ns), strict=False))
+        return heard + [finding for _, finding in sorted(found, key=itemgetter(0))]
 
     def record(
         self, file: int, record: Record, *, since_ns: int = 0, monotonic_s: float = 0.0
@@ -267,7 +156,7 @@ class Watching:
         step, values = record.step, steps.values
         for state in self._states:
             if state.look(step, values):
-                found.append(self._changed(state, step))
+                found.append(self._changed(state, step, None, since_ns))
         return found
 
     def blind(self) -> list[tuple[Rule, list[str]]]:
@@ -298,10 +187,7 @@ class Watching:
         if self._silences and moment_s is not None:
             if self._last_s is not None and not since_ns:
                 found += self._silence(moment_s, self._last_s, self._last_step())
-            self._last_s = moment_s
-            found += [
-                Finding(rule, record.step, True) for rule in self._silences if self._ended(rule)
-            ]
+            found += self._heard(record.step, moment_s)
         if self.steps.rollbacks > rollbacks:
             for state in self._states:
                 if state.is_firing:
@@ -314,6 +200,11 @@ class Watching:
         self.count += 1
         self._seen.append((record.step, since_ns))
         return found
+
+    def _heard(self, step: int, moment_s: float) -> list[Finding]:
+        """Return the rules about silence that a step ends."""
+        self._last_s = moment_s
+        return [Finding(rule, step, True) for rule in self._silences if self._ended(rule)]
 
     def _ended(self, rule: Rule) -> bool:
         was_silent = rule.name in self._silent
@@ -334,11 +225,37 @@ class Watching:
     def _last_step(self) -> int | None:
         return self._seen[-1][0] if self._seen else None
 
-    def _changed(self, state: _State, step: int) -> Finding:
+    def _changed(self, state: RuleState, step: int, rows: Rows | None, since_ns: int) -> Finding:
+        """Return what a rule found, right after its look at a step.
+
+        Args:
+            state: The rule.
+            step: The step.
+            rows: If the step is one of these, ``_seen`` does not have them yet.
+            since_ns: A time before those were logged.
+        """
         if not state.is_firing:
             return Finding(state.rule, step, True)
         back = state.go_back_step
-        # From the newest: the step is a few steps ago. If the fault began with the first step, then
-        # the time before that one.
-        seen = (seen_ns for number, seen_ns in reversed(self._seen) if number == back)
-        return Finding(state.rule, step, False, back, state.what, next(seen, self._seen[0][1]))
+        if rows is not None and back is not None and back >= rows.steps[0]:
+            good_ns = since_ns
+        else:
+            count = 0 if rows is None else bisect_right(rows.steps, step)
+            good_ns = self._seen_ns(back, count, since_ns)
+        return Finding(state.rule, step, False, back, state.what, good_ns)
+
+    def _seen_ns(self, step: int | None, count: int, since_ns: int) -> int:
+        """Return a time before a step was logged; before the oldest one if it is not known.
+
+        Args:
+            step: The step.
+            count: How many steps came since; they drive others out.
+            since_ns: A time before those were logged.
+        """
+        kept = len(self._seen) - max(len(self._seen) + count - _SEEN_MAX, 0)
+        if kept <= 0:
+            return since_ns
+        # From the newest: the step is a few steps ago.
+        newest = islice(reversed(self._seen), kept)
+        seen = (seen_ns for number, seen_ns in newest if number == step)
+        return next(seen, self._seen[-kept][1])
