@@ -5,7 +5,9 @@ other machines, and the kernel limits the number of watches. ``ciuicd.followup``
 itself, without an event only later.
 
 Directories are watched, not files: a checkpoint that is renamed into place is an event of its
-directory alone. Their number is limited, since watchdog starts a thread for each.
+directory alone. Their number is limited, since watchdog starts a thread for each. So is the number
+of events: where thousands of files change in a second, reading all of that takes a part of a
+processor, and looking now and then takes nothing.
 """
 
 import errno
@@ -27,6 +29,8 @@ from watchdog.observers.api import BaseObserver
 __all__ = ["ClosingWatch"]
 
 _DIRECTORIES_MAX: Final = 32
+_EVENTS_MAX: Final = 2_000
+"""How many events are read: that takes about 0.2 s of a processor."""
 _JOIN_S: Final = 5.0
 _GONE: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES}
 
@@ -45,7 +49,6 @@ class ClosingWatch:
         wake: Must return at once.
 
     Attributes:
-        is_complete: Every file is in a directory that is watched.
         problem: Why the system refused a watch, if it did.
     """
 
@@ -54,15 +57,16 @@ class ClosingWatch:
         self._observer: BaseObserver | None = None
         self.problem: str | None = None
         directories = sorted({os.path.dirname(path) for path in self._handler.paths})
-        self.is_complete = len(directories) <= _DIRECTORIES_MAX
+        self._is_complete = len(directories) <= _DIRECTORIES_MAX
         try:
             observer = Observer()
+            self._handler.end = observer.stop
             observer.start()
             self._observer = observer
             for directory in directories[:_DIRECTORIES_MAX]:
                 self._watch(observer, directory)
         except (OSError, RuntimeError) as error:  # RuntimeError: no more threads
-            self.is_complete = False
+            self._is_complete = False
             self.problem = str(error)
 
     def _watch(self, observer: BaseObserver, directory: bytes) -> None:
@@ -75,6 +79,14 @@ class ClosingWatch:
         except OSError as error:
             if error.errno not in _GONE:
                 raise
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every file is in a directory that is watched, and there are not too many events.
+
+        Otherwise the files must be looked at more often.
+        """
+        return self._is_complete and self._handler.left > 0
 
     def take_note(self) -> bool:
         """Return whether something happened since the last call."""
@@ -90,18 +102,28 @@ class ClosingWatch:
 
 
 class _Handler(FileSystemEventHandler):
-    """Records that something happened; the main thread acts on it."""
+    """Records that something happened; the main thread acts on it.
+
+    Attributes:
+        paths: The files.
+        happened: Something happened to one of them.
+        left: How many events it still reads.
+        end: Ends the watch.
+    """
 
     def __init__(self, paths: frozenset[bytes], wake: Callable[[], None]) -> None:
         self.paths = paths
         self.happened = False
+        self.left = _EVENTS_MAX
+        self.end: Callable[[], None] = lambda: None
         self._wake = wake
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         """See ``FileSystemEventHandler``."""
-        if self.happened or not self.paths.intersection(
-            (os.fsencode(event.src_path), os.fsencode(event.dest_path))
-        ):
-            return
-        self.happened = True
-        self._wake()
+        self.left -= 1
+        if self.left == 0:
+            self.end()
+        names = (os.fsencode(event.src_path), os.fsencode(event.dest_path))
+        if not self.happened and (self.left == 0 or self.paths.intersection(names)):
+            self.happened = True
+            self._wake()

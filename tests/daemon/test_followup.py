@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 from watchdog.events import FileClosedEvent, FileMovedEvent
@@ -299,6 +300,26 @@ def test_a_thousand_events_wake_once_until_they_are_noted(tmp_path):
     assert woken == [1]
 
 
+def test_more_events_than_are_read_end_the_watch_and_wake_once(tmp_path):
+    woken = []
+    before = threading.active_count()
+    watch = ClosingWatch([os.fsencode(tmp_path / "mine")], lambda: woken.append(1))
+    try:
+        (tmp_path / "other").touch()
+
+        def has_ended() -> bool:
+            for _ in range(200):
+                (tmp_path / "other").open("ab").close()
+            return not watch.is_complete
+
+        wait_until("the watch ends", has_ended)
+        wait_until("its threads end", lambda: threading.active_count() == before)
+        assert watch.take_note()
+        assert woken == [1]
+    finally:
+        watch.close()
+
+
 def test_events_of_other_files_are_ignored(tmp_path):
     woken = []
     watch = ClosingWatch([os.fsencode(tmp_path / "mine")], lambda: woken.append(1))
@@ -313,8 +334,6 @@ def test_events_of_other_files_are_ignored(tmp_path):
 
 
 def test_thousands_of_directories_are_not_all_watched(tmp_path):
-    import threading
-
     paths = [os.fsencode(tmp_path / str(number) / "file") for number in range(1000)]
     for path in paths:
         os.mkdir(os.path.dirname(path))
