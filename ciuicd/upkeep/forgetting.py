@@ -31,8 +31,8 @@ def forget(
     damage_log: DamageLog,
     store_id: str | None,
     copy: str,
-) -> None:
-    """Forget what the policy does not keep.
+) -> int:
+    """Forget what the policy does not keep; returns how many snapshots that were.
 
     Args:
         settings: The daemon's configuration.
@@ -79,6 +79,7 @@ def forget(
     outcomes.note("forget", forgotten=forgotten, kept=len(plan.kept))
     if forgotten:
         _log_forgotten(settings, forgotten, copy)
+    return len(forgotten)
 
 
 def _log_forgotten(settings: Settings, forgotten: list[SnapshotId], copy: str) -> None:

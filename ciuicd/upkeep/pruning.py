@@ -1,4 +1,4 @@
-"""Prunes once a day, and at last even if snapshots interrupt every plan.
+"""Prunes once a day, or when many snapshots expire; at last even if snapshots interrupt every plan.
 
 Each prune plans from scratch. After three interrupted plans in a row, the next one runs to its end
 and delays one snapshot; otherwise no prune would ever finish.
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ciuic.catalog import all_snapshots
 from ciuic.config.opening import open_configured
 from ciuic.config.settings import Settings
 from ciuic.maintain.prune.apply import apply_prune
@@ -31,6 +32,9 @@ _NS: Final = 1_000_000_000
 _DAY_NS: Final = 86_400 * _NS
 _SMALL_PACKS_MAX: Final = 64
 """With this many small packs a prune merges them, even if nothing was forgotten."""
+_EXPIRED_MANY: Final = 500
+"""With this many expired snapshots a prune runs again on the same day: until then, each list of the
+store reads their manifests too, 2 KB of the daemon's memory for each."""
 _INTERRUPTIONS_MAX: Final = 3
 """After this many interrupted plans in a row, a prune plans to the end."""
 
@@ -42,10 +46,12 @@ class PruningState:
     Attributes:
         pruned_ns: When the last prune began; None: a prune is due.
         interruptions: How many plans of a prune were interrupted in a row.
+        forgotten: How many snapshots were forgotten since it began, or since the last look at them.
     """
 
     pruned_ns: int | None = None
     interruptions: int = 0
+    forgotten: int = 0
 
 
 class Pruning:
@@ -69,12 +75,13 @@ class Pruning:
     def is_due(self, settings: Settings) -> bool:
         """Return whether a prune has something to remove or merge, and none ran in the last day.
 
-        If space is short, it may run again sooner.
+        If space is short, or many snapshots have expired, it may run again sooner.
 
         Raises:
             CiuicError: The store failed.
         """
         now_ns = self._clock.now_ns()
+        limit_ns = now_ns - round(settings.trash_s * _NS)
         is_recent = (
             self.state.pruned_ns is not None and 0 <= now_ns - self.state.pruned_ns < _DAY_NS
         )
@@ -82,7 +89,7 @@ class Pruning:
             is_url(settings.snapshot_dir)
             or not is_short_of_space(settings.snapshot_dir, PRUNE_RESERVE)
         ):
-            return False
+            return not is_url(settings.snapshot_dir) and self._is_crowded(settings, limit_ns)
         with open_configured(settings) as store:
             # An interrupted prune emptied the trash, and did not remove all its packs.
             if store.prune_mark.is_set:
@@ -92,15 +99,29 @@ class Pruning:
 
                 if is_unfinished(store):
                     return True
-            limit_ns = now_ns - round(settings.trash_s * _NS)
             if any(entry.forgotten_ns <= limit_ns for entry in store.trash.read()):
                 return True
             sizes = store.pack_files().values()
             return sum([size < SMALL_PACK_BYTES for size in sizes]) >= _SMALL_PACKS_MAX
 
+    def _is_crowded(self, settings: Settings, limit_ns: int) -> bool:
+        """Return whether many of the snapshots that were forgotten since the last prune expired."""
+        if self.state.forgotten < _EXPIRED_MANY:
+            return False
+        self.state.forgotten = 0  # each look takes as long as a list of all snapshots
+        with open_configured(settings) as store:
+            times_ns = [one.forgotten_ns for one in all_snapshots(store)]
+        expired = sum(one is not None and one <= limit_ns for one in times_ns)
+        return expired >= _EXPIRED_MANY
+
+    def note_forgotten(self, count: int) -> None:
+        """Count snapshots that were forgotten now."""
+        self.state.forgotten += count
+
     def begin(self) -> None:
         """Count the day's prune as done, even if it fails."""
         self.state.pruned_ns = self._clock.now_ns()
+        self.state.forgotten = 0
 
     def postpone(self) -> None:
         """Make a prune due again."""

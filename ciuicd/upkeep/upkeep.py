@@ -107,7 +107,7 @@ class Upkeep:
         self._look_ns = self._clock.now_ns()
         self._retry_at_s = 0.0  # the snapshot had the store's lock, so no other process has it
         with attempt(functools.partial(self._failed, "forget")):
-            forget(
+            count = forget(
                 settings,
                 clock=self._clock,
                 outcomes=self._outcomes,
@@ -115,6 +115,7 @@ class Upkeep:
                 store_id=self._store_id,
                 copy=self._copy,
             )
+            self._pruning.note_forgotten(count)
 
     def is_due(self, settings: Settings) -> bool:
         """Return whether it is time to look for work, and the store is there."""

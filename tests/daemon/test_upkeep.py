@@ -119,6 +119,24 @@ def test_expired_snapshots_are_pruned_once_a_day(machine: Machine) -> None:
     stopped_in_peace(daemon)
 
 
+def test_many_expired_snapshots_are_pruned_again_on_the_same_day(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the daemon would grow with the number of snapshots that it takes in a day."""
+    monkeypatch.setattr("ciuicd.upkeep.pruning._EXPIRED_MANY", 3)
+    machine.configure(retention_policy="last:1", trash="0")
+    settings = load_settings(str(machine.config))
+    done = Upkeep(ManualClock(time.time_ns()), lambda: None, store_id=None)
+    left = []
+    for count in (2, 2, 1):
+        for number in range(count):
+            take(machine, days_ago=30 - len(left) - number / 10)
+        done.after_snapshot(settings)
+        done.run(settings, lambda: False)
+        left.append(len(trashed(machine)))
+    assert left == [0, 2, 0]
+
+
 def size(machine: Machine) -> int:
     return sum(one.stat().st_size for one in (machine.store / "packs").iterdir())
 
