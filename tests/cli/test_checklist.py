@@ -85,6 +85,14 @@ def test_six_lines_say_what_to_do_and_become_ok_when_it_is_done(machine: Machine
     assert answers(machine)["the key paths are covered"]["level"] == "problem"
 
 
+def test_who_has_an_alert_section_is_not_told_to_add_one(machine: Machine) -> None:
+    without = answers(machine)["alerting works"]
+    assert without["advice"].startswith("Add an [alert NAME] section, and run 'systemctl")
+    with machine.config.open("a") as file:
+        file.write("[alert log]\ntype = command\ncommand = cat\n")
+    assert answers(machine)["alerting works"]["advice"].startswith("Run 'systemctl")
+
+
 @pytest.mark.root
 def test_a_checkpoint_that_is_open_outside_every_root_is_named(
     machine: Machine, tmp_path: Path

@@ -152,15 +152,17 @@ def _number(path: str) -> int:
 
 def examine_alerting(plan: Plan | None) -> Iterator[Finding]:
     """Check whether anything tells people that the daemon failed."""
+    channels = () if plan is None else plan.channels
     if not _has_alert():
+        enable = f"'systemctl enable --now {_TIMER}'."
         yield Finding(
             NOTE,
             "alerting",
             "systemd sends no alert when the daemon fails or snapshots are missing",
-            f"Add an [alert NAME] section, and run 'systemctl enable --now {_TIMER}'.",
+            f"Run {enable}" if channels else f"Add an [alert NAME] section, and run {enable}",
         )
-    elif plan is not None and plan.channels:
-        what = f"faults are reported by {join(plan.channels)}; --test-alerts sends a test message"
+    elif channels:
+        what = f"faults are reported by {join(channels)}; --test-alerts sends a test message"
         yield Finding(OK, "alerting", what)
     else:
         yield Finding(OK, "alerting", "systemd reports a daemon that failed")
