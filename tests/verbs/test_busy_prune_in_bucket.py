@@ -106,6 +106,21 @@ def test_a_prune_deletes_beside_two_writers_that_overlap_without_a_gap(
     assert os.listdir(os.path.join(_cache_of(pruners[-1]), "awaited")) == []
 
 
+def test_a_prune_that_died_later_delays_no_deletion_and_a_repair_at_work_does(writers, pruner):
+    writing, _ = writers
+    writing.do("begin")
+    assert pruner.prune().condemned.packs == 1
+    session = "0123456789abcdef"
+    pruner.place().put(f"leases/prune-{session}", b"dead\n")
+    pruner.place().put(f"leases/repair-{session}", b"at work\n")
+    writing.do("take")
+    report = pruner.prune()
+    assert (report.waiting_for, report.removed.packs) == ((f"repair-{session}",), 0)
+    pruner.place().delete([f"leases/repair-{session}"])
+    assert pruner.prune().removed.packs == 1
+    pruner.check(listed=pruner.ids())
+
+
 def test_a_damaged_memory_of_the_leases_only_waits_longer(tmp_path, writers, pruner):
     first, second = writers
     first.do("begin")

@@ -71,6 +71,18 @@ def test_chunks_that_a_live_file_has_are_stored_again(one, pack, tmp_path):
         assert not plan_in_bucket(store).is_damaged
 
 
+def test_a_repair_announces_itself_before_it_reads_packs(one, pack):
+    def kinds():
+        return [name.partition("-")[0] for name in one.names("leases")]
+
+    seen = []
+    with one.opened_at(one.place(), removes=True) as store:
+        assert kinds() == ["prune"]
+        plan_in_bucket(store, progress=lambda *_: seen.append(kinds()) if not seen else None)
+        assert seen == [["prune", "repair"]]
+    assert not kinds()
+
+
 def test_each_chunk_is_stored_before_the_next_one_is_read(one, pack, tmp_path, monkeypatch):
     """All chunks of the damaged packs of a large bucket do not fit in memory."""
     damage(pack, 3_500_000)

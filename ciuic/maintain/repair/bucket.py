@@ -50,13 +50,16 @@ def plan_in_bucket(
 ) -> RepairPlan:
     """Read every pack of a bucket, and find out what is damaged and what can be done.
 
-    Changes nothing. Packs that a prune or a repair has condemned are left out.
+    Changes nothing. Packs that a prune or a repair has condemned are left out. If the store is open
+    for writing, prunes delete no condemned pack from now on: it may have what is damaged elsewhere.
 
     Raises:
         StoreError: The bucket cannot be read.
         CancelledError: ``cancelled`` turned true.
     """
     bucket = bucket_of(store)
+    if store.writable:
+        bucket.begin_repair(store.session_id)
     sizes = store.pack_files()
     for pack_id in bucket.shut_packs():
         sizes.pop(pack_id, None)

@@ -42,6 +42,7 @@ from ciuic.store.place.sessions.leases import (
     copied_ids,
     copy_lease,
     prune_lease,
+    repair_lease,
     snapshot_lease,
 )
 from ciuic.store.place.sessions.own import OwnSnapshots
@@ -293,6 +294,14 @@ class StoreInBucket:
     def begin_pruning(self, session_id: SessionId) -> None:
         """Announce a prune, before it reads what is needed; raises as ``begin_writing``."""
         self._hold({prune_lease(session_id): f"prune {session_id.hex()}"})
+
+    def begin_repair(self, session_id: SessionId) -> None:
+        """Announce that the session of ``begin_pruning`` is a repair, before it reads packs.
+
+        Raises:
+            StoreError: The bucket cannot be written to.
+        """
+        self._leases.hold({repair_lease(session_id): f"repair {session_id.hex()}"})
 
     def announce(self, snapshot_ids: Collection[SnapshotId], session_id: SessionId) -> None:
         """Announce that a writer copies snapshots, before it relies on any pack.

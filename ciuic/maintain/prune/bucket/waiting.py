@@ -17,7 +17,7 @@ from ciuic.store.place.sessions.leases import (
     Lease,
     dismiss,
     is_decided,
-    is_prune_lease,
+    is_repair_lease,
     list_leases,
     revoke,
 )
@@ -99,17 +99,18 @@ class Waiting:
                 session whose lease comes later heeds it.
             own_key: The lease of this prune.
         """
-        present = {lease.key for lease in list_leases(self._bucket.place)}
+        leases = list_leases(self._bucket.place)
+        present = {lease.key for lease in leases}
         self._seen.keep(present)
         others = present - {own_key}
-        # A repair that began later may still read a sound copy from a condemned pack. Prunes and
-        # repairs are rare, so they do not keep a condemnation for ever.
-        wanted = self._awaited.of(condemned_by, others) | set(filter(is_prune_lease, others))
+        # A repair that began later may still read a sound copy from a condemned pack. Repairs are
+        # rare, so they do not keep a condemnation for ever. A prune that began later heeds it.
+        wanted = self._awaited.of(condemned_by, others) | set(filter(is_repair_lease, others))
         shown: list[Lease] = []
         while True:
             self._check()
-            leases = [lease for lease in list_leases(self._bucket.place) if lease.key in wanted]
-            left = [lease for lease in leases if not self._has_ended(lease)]
+            awaited = [lease for lease in leases if lease.key in wanted]
+            left = [lease for lease in awaited if not self._has_ended(lease)]
             self._left[condemned_by] = left
             if not left:
                 return True
@@ -119,6 +120,7 @@ class Waiting:
                 shown = left
                 self._told(shown)
             self._clock.sleep(_POLL_S)
+            leases = list_leases(self._bucket.place)
 
     def _has_ended(self, lease: Lease) -> bool:
         if not is_decided(self._bucket.place, lease):

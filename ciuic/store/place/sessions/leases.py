@@ -2,7 +2,8 @@
 
     leases/snapshot-<id>          a writer that will commit this snapshot
     leases/copy-<id>-<session>    a writer that copies this snapshot from another store
-    leases/prune-<session>        a prune that will commit its condemnation
+    leases/prune-<session>        a prune or a repair that will commit its condemnation
+    leases/repair-<session>       the same session, if it is a repair
     leases/dismissed-<id>         a note, no lease: a prune stopped waiting for a copy of this, and
                                   the manifest of that session may still come
 
@@ -39,9 +40,10 @@ __all__ = [
     "dismissed_ids",
     "drop_notes",
     "is_decided",
-    "is_prune_lease",
+    "is_repair_lease",
     "list_leases",
     "prune_lease",
+    "repair_lease",
     "revoke",
     "snapshot_lease",
 ]
@@ -51,7 +53,7 @@ _LEASE_BYTES_MAX: Final = 1024
 _REQUESTS_AT_ONCE: Final = 8
 _NAME: Final = re.compile(
     r"(?:snapshot-(?P<taken>cs-[0-9a-f]{6,64})|copy-(?P<copied>cs-[0-9a-f]{6,64})-[0-9a-f]{16}"
-    r"|prune-(?P<prune>[0-9a-f]{16}))"
+    r"|(?:prune|repair)-(?P<prune>[0-9a-f]{16}))"
 )
 _COPIED: Final = re.compile(
     r"(?:copy-(cs-[0-9a-f]{6,64})-[0-9a-f]{16}|dismissed-(cs-[0-9a-f]{6,64}))"
@@ -104,9 +106,14 @@ def prune_lease(session_id: SessionId) -> str:
     return f"{layout.LEASES}/prune-{session_id.hex()}"
 
 
-def is_prune_lease(key: str) -> bool:
-    """Return whether a lease is that of a prune or a repair."""
-    return key.startswith(f"{layout.LEASES}/prune-")
+def repair_lease(session_id: SessionId) -> str:
+    """Return the key of the second lease of a repair."""
+    return f"{layout.LEASES}/repair-{session_id.hex()}"
+
+
+def is_repair_lease(key: str) -> bool:
+    """Return whether a lease is the second one of a repair."""
+    return key.startswith(f"{layout.LEASES}/repair-")
 
 
 class HeldLeases:
