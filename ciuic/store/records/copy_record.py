@@ -1,6 +1,6 @@
 """The record of a copy of this store: what the copy is known to have. Not part of the format."""
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -10,6 +10,7 @@ from ciuic.store.records.sealed import seal, unseal_version
 __all__ = ["CopyRecord", "decode_copy_record", "encode_copy_record"]
 
 FORMAT: Final = 1
+_Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class CopyRecord(msgspec.Struct):
@@ -26,18 +27,26 @@ class CopyRecord(msgspec.Struct):
             sent; 0 is the state in the manifest, -1 means that none was sent.
         followed: Snapshots that the copy has forgotten because they were forgotten here.
         damaged: How many snapshots of the copy stay damaged, as far as is known.
+        endpoint: How its bucket was reached: these four are those of ``PlaceOptions``.
+        region: See there.
+        credentials_file: See there.
+        path_style: See there.
     """
 
     format: int
     address: str
     store_id: str
-    since_ns: int
-    tried_ns: int
-    done_ns: int | None = None
+    since_ns: _Time
+    tried_ns: _Time
+    done_ns: _Time | None = None
     problem: str = ""
     marks: dict[str, int] = msgspec.field(default_factory=dict)
     followed: list[str] = msgspec.field(default_factory=list)
     damaged: int = 0
+    endpoint: str = ""
+    region: str = ""
+    credentials_file: str = ""
+    path_style: bool = True
     checksum: str = ""
 
     @classmethod
