@@ -8,8 +8,9 @@ from ciuic.copy.report import CopyReport
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, newest_first
 from ciuic.store.store import Store
+from ciuic.units import counted, inflected
 
-__all__ = ["announce_copies", "choose_snapshots"]
+__all__ = ["announce_copies", "choose_snapshots", "note_differences"]
 
 _REMOVED: Final = "the copy has removed it for good, and a store never uses an ID twice"
 
@@ -97,6 +98,36 @@ def announce_copies(
     else:
         report.forgotten.extend(sorted(gone))
     return [snapshot for snapshot in chosen if snapshot.id not in gone]
+
+
+def note_differences(source: Store, copy: Store, report: CopyReport) -> None:
+    """Note which snapshots of the copy this store has never had; the copy keeps them.
+
+    Those that other stores have copied there are not named: many stores may share a copy.
+
+    Raises:
+        StoreError: One of the stores cannot be read.
+    """
+    known = set(source.manifests.ids()) | set(source.trash.used_ids())
+    others = [one for one in list_snapshots(copy) if one.id not in known]
+    ahead = [one.id for one in others if one.store == copy.header.store_id]
+    lost = [one.id for one in others if one.store == source.header.store_id]
+    if ahead:
+        report.notes.append(
+            f"the copy is ahead: {_such_as(ahead)} taken there, and this store does not have"
+            f" {inflected(len(ahead), 'it', 'them')}"
+        )
+    if lost:
+        report.notes.append(
+            f"the copy has more of this store than the store itself: {_such_as(lost)} taken here."
+            f" 'ciuic --store {report.copy} copy --to {source.name}' brings"
+            f" {inflected(len(lost), 'it', 'them')} back"
+        )
+
+
+def _such_as(ids: list[SnapshotId]) -> str:
+    were = inflected(len(ids), "was", "were")
+    return f"{counted(len(ids), 'snapshot')}, such as {ids[0]}, {were}"
 
 
 def _held(copy: Store | None) -> _Held:
