@@ -1,27 +1,63 @@
 """Copies of two stores to one bucket, a snapshot there and a prune, all at the same time.
 
 tests/crash/test_copies_together.py has the same in a directory. Each process has the cache of a
-machine of its own.
+machine of its own. What the prune removes holds the same bytes as what is copied.
 """
 
 import json
+import random
 import signal
 import subprocess
+import threading
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from ciuic.ids import SnapshotId
 from ciuic.store.store import open_store
 from tests.crash.test_copies_together import ended, versions
+from tests.kit import faulty_proxy as faults
 from tests.kit.box import Box
 from tests.kit.buckets import write
+from tests.kit.chance import drawn_seed
 from tests.kit.daemon import wait_until
 from tests.kit.machine import Machine
 from tests.kit.place_contract import keys
 from tests.kit.program import CIUIC, ciuic, environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
+
+ROUNDS = 3
+CHANGES = {"copy0": 20, "copy1": 20, "live": 12, "pruner": 8}
+"""About as many requests of each process change the bucket."""
+CHANGING = {"PUT", "POST", "DELETE"}
+
+
+class Killer:
+    """A fault: a process is killed when it sends a change of this number.
+
+    Args:
+        number: The number, from 1.
+        is_done: The server still gets that request.
+    """
+
+    def __init__(self, number: int, *, is_done: bool) -> None:
+        self._left = number
+        self._is_done = is_done
+        self._lock = threading.Lock()
+        self.victim: subprocess.Popen[str] | None = None
+
+    def __call__(self, request: faults.Request, forward: faults.Forward) -> faults.Answer | None:
+        with self._lock:
+            self._left -= request.method in CHANGING
+            is_now = self._left == 0 and request.method in CHANGING
+        if not is_now:
+            return forward(request)
+        answer = forward(request) if self._is_done else None
+        if self.victim is not None:
+            self.victim.kill()
+        return answer
 
 
 class Shared:
@@ -31,12 +67,14 @@ class Shared:
         self.address = address
         self.directory = directory
         self._server = server
+        self.detours: dict[str, str] = {}
 
     def machine(self, name: str) -> Machine:
         return Machine(self.address, self._server, self._server.endpoint, self.directory / name)
 
     def environ(self, name: str) -> dict[str, str]:
-        return {**self.machine(name).environ, "AWS_ENDPOINT_URL": self._server.endpoint}
+        endpoint = self.detours.get(name, self._server.endpoint)
+        return {**self.machine(name).environ, "AWS_ENDPOINT_URL": endpoint}
 
     def begun(self, name: str, store: object, *command: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -81,18 +119,28 @@ def sources(tmp_path: Path) -> list[Box]:
     return found
 
 
+def forgotten(shared: Shared, live: Path, saves: list[bytes]) -> SnapshotId:
+    """Take a snapshot of files in the bucket, and forget it: only the trash needs its packs."""
+    live.mkdir(exist_ok=True)
+    for number, save in enumerate(saves):
+        (live / f"old{number}").write_bytes(save)
+    gone = SnapshotId(shared.run("first", "snapshot", live).split()[0])
+    for number in range(len(saves)):
+        (live / f"old{number}").unlink()
+    shared.run("first", "forget", gone)
+    return gone
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_killed", [False, True], ids=["both end", "one is killed"])
 def test_copies_a_snapshot_and_a_prune_of_a_bucket_at_once_lose_nothing(
     shared: Shared, sources: list[Box], tmp_path: Path, *, is_killed: bool
 ) -> None:
     live = tmp_path / "live"
-    write(live, ["old"])
-    gone = shared.run("first", "snapshot", live).split()[0]
-    (live / "old").unlink()
+    gone = forgotten(shared, live, list(islice(versions(), 2)))
     write(live, ["new"])
     kept = shared.run("first", "snapshot", live).split()[0]
-    shared.run("first", "forget", gone)
+    assert gone != kept
 
     to = ("copy", "--to", shared.address, "--limit", "300KiB")
     both = []
@@ -129,3 +177,49 @@ def test_copies_a_snapshot_and_a_prune_of_a_bucket_at_once_lose_nothing(
     assert not [
         one for one in keys(shared.machine("look").place()) if one.startswith("leases/copy")
     ]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", CHANGES)
+def test_wherever_one_of_them_is_killed_every_listed_snapshot_verifies(
+    shared: Shared, sources: list[Box], proxy: faults.FaultyProxy, tmp_path: Path, victim: str
+) -> None:
+    dice = random.Random(drawn_seed())
+    saves = list(islice(versions(), 4 + ROUNDS))
+    live = tmp_path / "live"
+    shared.detours = {victim: proxy.endpoint}
+    removed = 0
+    for number in range(ROUNDS):
+        forgotten(shared, live, dice.sample(saves, 3))
+        for box in sources:
+            (box.source / "last.bin").write_bytes(saves[4 + number])
+            box.take()
+        (live / "mine").write_bytes(dice.choice(saves))
+        killer = Killer(dice.randint(1, CHANGES[victim]), is_done=dice.random() < 0.5)
+        proxy.always(killer)
+        commands = {
+            "copy0": (sources[0].store, "copy", "--to", shared.address),
+            "copy1": (sources[1].store, "copy", "--to", shared.address),
+            "live": (shared.address, "snapshot", str(live), "--json"),
+            "pruner": (shared.address, "prune", "--trash", "0", "--wait", "20s"),
+        }
+        running = {}
+        for name in dice.sample(sorted(commands), len(commands)):
+            running[name] = shared.begun(name, *commands[name])
+            killer.victim = running.get(victim)
+        for name, process in running.items():
+            _, err = process.communicate(timeout=300)
+            allowed = {0, -signal.SIGKILL} if name == victim else {0}
+            assert process.returncode in allowed, (name, err)
+        proxy.always(None)
+        shared.run(f"new in round {number}", "verify", "--all", "--checksum")
+        # All have ended: whoever left a lease was killed.
+        cleanup = ("prune", "--trash", "0", "--wait", "60s", "--revoke-after", "1s", "--json")
+        removed += json.loads(shared.run("cleaner", *cleanup))["removed"]["packs"]
+
+    wanted = {one.id for box in sources for one in box.snapshots()}
+    for number, box in enumerate(sources):
+        ended(shared.begun(f"copy{number}", box.store, "copy", "--to", shared.address))
+    assert wanted <= {one["id"] for one in json.loads(shared.run("first", "list", "--json"))}
+    shared.run("never seen before", "verify", "--all", "--checksum")
+    assert removed, "nothing was removed, so this proves little"
