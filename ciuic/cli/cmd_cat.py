@@ -28,9 +28,7 @@ __all__ = ["command"]
 @click.option("--tar", "as_tar", is_flag=True, help="Write PATH and everything below it as tar.")
 @copies_option
 @click.pass_obj
-def command(
-    session: Session, *, snapshot_id: str, path: str, as_tar: bool, no_copies: bool
-) -> None:
+def command(session: Session, *, snapshot_id: str, path: str, as_tar: bool) -> None:
     """Write a file of a snapshot to stdout, or a directory as a tar stream (--tar).
 
     For example: ciuic cat latest /data/run7 --tar | ssh other tar -x -C /data
@@ -51,7 +49,7 @@ def command(
         )
     with (
         opened(session, only=snapshot_id) as store,
-        reading_copies(session, store, is_on=not no_copies),
+        reading_copies(session, store),
     ):
         wanted = absolute(path)
         found = find_snapshot(session, store, snapshot_id, holding=[wanted])

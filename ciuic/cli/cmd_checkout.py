@@ -53,7 +53,6 @@ def command(
     paths: tuple[str, ...],
     delete: bool,
     dry_run: bool,
-    no_copies: bool,
     wait_s: float,
     as_json: bool,
 ) -> None:
@@ -71,15 +70,13 @@ def command(
     wanted = tuple(absolute(path) for path in paths)
     with opened(session) as store:
         chosen = find_snapshot(session, store, snapshot_id, holding=wanted).id
-    plan = _restore(session, chosen, wanted, delete=delete, dry_run=True, no_copies=no_copies)
-    checked = _verify(session, chosen, wanted, no_copies=no_copies)
+    plan = _restore(session, chosen, wanted, delete=delete, dry_run=True)
+    checked = _verify(session, chosen, wanted)
     before, report = None, plan
     if not dry_run:
         if plan.written_files or plan.deleted_files:
             before = _save(session, chosen, wanted, wait_s)
-        report = _restore(
-            session, chosen, wanted, delete=delete, dry_run=False, no_copies=no_copies
-        )
+        report = _restore(session, chosen, wanted, delete=delete, dry_run=False)
     if as_json:
         print_json(
             {
@@ -102,14 +99,13 @@ def _restore(
     *,
     delete: bool,
     dry_run: bool,
-    no_copies: bool,
 ) -> RestoreReport:
     """Restore, or find out what that would do: its refusals come before anything else."""
     request = RestoreRequest(paths, overwrite=True, delete=delete, dry_run=dry_run, is_noted=True)
     with (
         interruptible() as cancelled,
         opened(session) as store,
-        reading_copies(session, store, is_on=not no_copies, is_told=False),
+        reading_copies(session, store, is_told=False),
         progress("restore") as shown,
     ):
         return restore(
@@ -122,9 +118,7 @@ def _restore(
         )
 
 
-def _verify(
-    session: Session, snapshot_id: SnapshotId, paths: tuple[bytes, ...], *, no_copies: bool
-) -> Readable:
+def _verify(session: Session, snapshot_id: SnapshotId, paths: tuple[bytes, ...]) -> Readable:
     """Read what the restore will need.
 
     Raises:
@@ -133,7 +127,7 @@ def _verify(
     with (
         interruptible() as cancelled,
         opened(session) as store,
-        reading_copies(session, store, is_on=not no_copies),
+        reading_copies(session, store),
         progress("verify") as shown,
     ):
         found = read_paths(

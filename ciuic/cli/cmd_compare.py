@@ -16,7 +16,7 @@ from ciuic.cli.comparison import (
     runs_document,
 )
 from ciuic.cli.opening import find_snapshot, shown_ids, warn_damaged
-from ciuic.cli.options import absolute, given, json_option, logs_option
+from ciuic.cli.options import absolute, copies_option, given, json_option, logs_option
 from ciuic.cli.progress import progress
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json, printable
@@ -71,6 +71,7 @@ _STEPS: Final = 10
     metavar="N",
     help="Show the N tensors that moved farthest.  [default: 10]",
 )
+@copies_option
 @json_option
 @click.pass_obj
 def command(

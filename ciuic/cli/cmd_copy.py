@@ -15,6 +15,7 @@ from ciuic.cli.options import given, json_option, local_directory, size_bytes, w
 from ciuic.cli.progress import Reporter, progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
+from ciuic.copy.choose import note_differences
 from ciuic.copy.copy import CopyRequest, copy_snapshots, foresee_copy
 from ciuic.copy.keep import Keeping
 from ciuic.copy.report import CopiedSnapshot, CopyReport
@@ -113,7 +114,9 @@ def command(
             else:
                 with _opened(options, path, write=True, wait_s=wait_s, cancelled=cancelled) as copy:
                     is_configured = configured is not None
-                    keeping = Keeping(source, path, SystemClock(), is_configured=is_configured)
+                    keeping = Keeping(
+                        source, path, options, SystemClock(), is_configured=is_configured
+                    )
                     keeping.note_store(copy)
                     with (
                         keeping.recorded(report, is_all=not request.named),
@@ -130,6 +133,7 @@ def command(
                             progress=_Shown(shown),
                             on_copied=(lambda _one: None) if as_json else _print_copied,
                         )
+                    note_differences(source, copy, report)
                     checked = _verified(copy, request, report) if verifies else None
     except CiuicError as error:
         error.done = {**report.as_json(), **error.done}

@@ -7,7 +7,7 @@ import click
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.changes import print_changes
 from ciuic.cli.opening import find_snapshot
-from ciuic.cli.options import json_option
+from ciuic.cli.options import copies_option, json_option
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.session import Session
 from ciuic.errors import DAMAGE
@@ -25,6 +25,7 @@ __all__ = ["command"]
     is_flag=True,
     help="Don't compute new content, which requires reading all trees of A.",
 )
+@copies_option
 @json_option
 @click.pass_obj
 def command(

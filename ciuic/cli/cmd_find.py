@@ -10,7 +10,7 @@ import click
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.named_damage import NamedDamage
 from ciuic.cli.opening import chosen_snapshots, shown_ids
-from ciuic.cli.options import ShortOptionsCommand, given, json_option
+from ciuic.cli.options import ShortOptionsCommand, copies_option, given, json_option
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.session import Session
@@ -33,6 +33,7 @@ _TIME_WIDTH: Final = len("2026-06-15 14:30:00  ")
 @click.command("find", cls=ShortOptionsCommand)
 @click.argument("pattern", callback=given)
 @click.option("-s", "--snapshot", "snapshot_id", type=SNAPSHOT, help="Search only this snapshot.")
+@copies_option
 @json_option
 @click.pass_obj
 def command(session: Session, *, pattern: str, snapshot_id: str | None, as_json: bool) -> None:

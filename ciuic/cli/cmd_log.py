@@ -15,7 +15,7 @@ from ciuic.cli.histories import (
     tensor_json,
 )
 from ciuic.cli.opening import shown_ids, warn_damaged
-from ciuic.cli.options import absolute, given, json_option
+from ciuic.cli.options import absolute, copies_option, given, json_option
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.session import Session
@@ -37,6 +37,7 @@ __all__ = ["command"]
 )
 @click.option("--tag", metavar="T", callback=given, help="Only snapshots with this tag.")
 @click.option("--root", metavar="P", callback=given, help="Only snapshots of this root.")
+@copies_option
 @json_option
 @click.pass_obj
 def command(

@@ -10,7 +10,7 @@ import click
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.named_damage import NamedDamage
 from ciuic.cli.opening import find_snapshot
-from ciuic.cli.options import ShortOptionsCommand, absolute, given, json_option
+from ciuic.cli.options import ShortOptionsCommand, absolute, copies_option, given, json_option
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import mode_text, print_json_array, printable
 from ciuic.cli.session import Session
@@ -36,6 +36,7 @@ _BATCH: Final = 4096
 @click.argument("snapshot_id", type=SNAPSHOT, metavar="ID")
 @click.argument("path", required=False, callback=given, shell_complete=stored_path)
 @click.option("-R", "--recursive", is_flag=True, help="Also list what directories hold.")
+@copies_option
 @json_option
 @click.pass_obj
 def command(

@@ -44,7 +44,6 @@ def command(
     snapshot_id: str | None,
     background: bool,
     allow_other: bool,
-    no_copies: bool,
 ) -> None:
     """Mount snapshots as a read-only file system at the empty directory DIR.
 
@@ -55,7 +54,7 @@ def command(
     and ciuic names the path once: on stderr, or with --background in the system log. ciuic takes
     damaged chunks from the configured copies.
     """
-    asked = _Asked(os.path.abspath(directory), snapshot_id, allow_other, not no_copies)
+    asked = _Asked(os.path.abspath(directory), snapshot_id, allow_other)
     if background:
         sys.exit(_in_background(session, asked))
     _mount(session, asked, ready=None)
@@ -68,13 +67,11 @@ class _Asked(NamedTuple):
         point: The mount point.
         snapshot_id: The only snapshot; None: all.
         is_for_all: Other users may read.
-        reads_copies: Damaged data is read from copies.
     """
 
     point: str
     snapshot_id: str | None
     is_for_all: bool
-    reads_copies: bool
 
 
 def _mount(session: Session, asked: _Asked, *, ready: int | None) -> None:
@@ -88,7 +85,7 @@ def _mount(session: Session, asked: _Asked, *, ready: int | None) -> None:
     point, snapshot_id = asked.point, asked.snapshot_id
     with (
         opened(session) as store,
-        reading_copies(session, store, is_on=asked.reads_copies, on_first=say_copy),
+        reading_copies(session, store, on_first=say_copy),
     ):
         require_fuse()
         check_point(point, store.path)

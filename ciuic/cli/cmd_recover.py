@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from ciuic.cli.interrupt import interruptible
-from ciuic.cli.options import absolute, given, json_option
+from ciuic.cli.options import absolute, copies_option, given, json_option
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
@@ -60,6 +60,7 @@ def _time_ns(context: click.Context, parameter: click.Parameter, value: str | No
     help="Leave files alone that changed after TIME.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan, and change nothing.")
+@copies_option
 @json_option
 @click.pass_obj
 def command(

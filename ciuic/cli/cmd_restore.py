@@ -124,7 +124,6 @@ def command(
     dry_run: bool,
     fallback: bool,
     no_hot: bool,
-    no_copies: bool,
     as_json: bool,
 ) -> None:
     """Restore files or directories from a snapshot.
@@ -161,7 +160,7 @@ def command(
     with (
         interruptible() as cancelled,
         opened(session) as store,
-        reading_copies(session, store, is_on=not no_copies) as taken,
+        reading_copies(session, store) as taken,
         progress("restore") as shown,
     ):
         chosen = find_snapshot(store, snapshot_id, holding=request.paths, tagged=True)

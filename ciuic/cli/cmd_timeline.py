@@ -9,7 +9,7 @@ from ciuic.catalog import HOW_TO_TAKE, list_snapshots
 from ciuic.cli.candidates import known_tags
 from ciuic.cli.chart import Mark, chart_lines, has_unicode, number_text
 from ciuic.cli.opening import shown_ids, warn_damaged
-from ciuic.cli.options import absolute, given, json_option, logs_option
+from ciuic.cli.options import absolute, copies_option, given, json_option, logs_option
 from ciuic.cli.progress import progress
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import brief, coloured, labels, print_json, printable
@@ -74,6 +74,7 @@ _COLUMNS: Final = (
 @click.option(
     "--top", type=click.IntRange(1), metavar="N", help="List the newest N snapshots.  [default: 20]"
 )
+@copies_option
 @json_option
 @click.pass_obj
 def command(

@@ -9,7 +9,7 @@ import click
 from ciuic.cli.addresses import place_options
 from ciuic.cli.cmd_doctor import subject_of
 from ciuic.cli.opening import opened
-from ciuic.cli.options import absolute, given, local_file, logs_option
+from ciuic.cli.options import absolute, copies_option, given, local_file, logs_option
 from ciuic.cli.read_copies import sources_of
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
@@ -62,6 +62,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
     help="With --certificate: a host name or address under which browsers reach the page; may be"
     " repeated.",
 )
+@copies_option
 @click.pass_obj
 def command(
     session: Session,

@@ -80,9 +80,19 @@ def _duration_s(
         raise click.BadParameter(str(error), context, parameter) from error
 
 
+def _leave_copies(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    from ciuic.cli.session import Session
+
+    session = context.find_object(Session)
+    if value and session is not None:  # a completion has no session
+        session.reads_copies = False
+
+
 copies_option = click.option(
     "--no-copies",
     is_flag=True,
+    expose_value=False,
+    callback=_leave_copies,
     help="Do not read damaged data from the configured copies.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")

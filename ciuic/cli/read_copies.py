@@ -16,8 +16,8 @@ __all__ = ["opened_with_copies", "reading_copies", "sources_of"]
 
 
 def sources_of(session: Session) -> tuple[CopySource, ...]:
-    """Return the configured copies; none with ``--store``."""
-    if not session.copies():
+    """Return the configured copies; none with ``--store`` or ``--no-copies``."""
+    if not (session.reads_copies and session.copies()):
         return ()
     return tuple(
         CopySource(one.name, one.address, one.settings.place_options)
@@ -32,7 +32,7 @@ def opened_with_copies(
     """Open the session's store for reading, as ``opened`` does, and the copies when needed."""
     with (
         opened(session, cancelled=cancelled, only=only) as store,
-        reading_copies(session, store, is_on=True),
+        reading_copies(session, store),
     ):
         yield store
 
@@ -42,7 +42,6 @@ def reading_copies(
     session: Session,
     store: Store,
     *,
-    is_on: bool,
     is_told: bool = True,
     on_first: Callable[[str], None] = lambda _address: None,
 ) -> Iterator[Callable[[], Sequence[Taken]]]:
@@ -53,11 +52,10 @@ def reading_copies(
     Args:
         session: Has the configuration, and so the copies.
         store: The open store.
-        is_on: Do so. False: leave the reader as it is.
         is_told: Say on stderr at the end which copies were read.
         on_first: See ``ReadThrough``.
     """
-    sources = sources_of(session) if is_on else ()
+    sources = sources_of(session)
     if not sources:
         yield tuple
         return

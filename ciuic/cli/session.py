@@ -24,12 +24,14 @@ class Session:
         store: ``--store``, before or after the command; None: not given.
         damaged: Snapshots that cannot be read and that the command left out, by ID, each with the
             reason. The command has named them, and its exit code reports them.
+        reads_copies: The copies are asked for what the store has lost: no ``--no-copies``.
     """
 
     def __init__(self, config: str | None, store: str | None) -> None:
         self.config = config
         self.store = store
         self.damaged: dict[str, str] = {}
+        self.reads_copies = True
         self._settings: Settings | None = None
 
     @property

@@ -11,6 +11,7 @@ from ciuic.copy.report import CopyReport
 from ciuic.errors import CiuicError, StoreError
 from ciuic.ids import SnapshotId
 from ciuic.store.directory.ownership import is_foreign
+from ciuic.store.place.location import PlaceOptions
 from ciuic.store.records.copy_record import CopyRecord
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
@@ -27,6 +28,7 @@ class Keeping:
     Args:
         source: The store that is copied.
         address: The copy's directory or URL.
+        options: How the copy is reached, if it is in a bucket.
         clock: Tells the time.
         is_configured: The copy follows changes of marks here. Any other copy keeps the marks that
             it has, and no record is written if another user owns the store.
@@ -38,9 +40,16 @@ class Keeping:
     """
 
     def __init__(
-        self, source: Store, address: str, clock: Clock, *, is_configured: bool = True
+        self,
+        source: Store,
+        address: str,
+        options: PlaceOptions,
+        clock: Clock,
+        *,
+        is_configured: bool = True,
     ) -> None:
         self._source = source
+        self._options = options
         self._is_configured = is_configured
         is_own = is_configured or not is_foreign(source.path)
         self._writes = is_own and not source.header.problem_for_writers
@@ -69,12 +78,21 @@ class Keeping:
             self._note(report, _refusals(report), is_complete=is_all)
 
     def note_store(self, copy: Store) -> None:
-        """Record which store is at the address; if it is another one, begin a new record."""
+        """Record which store is at the address, and how it was reached.
+
+        If it is another one than before, this begins a new record.
+        """
         store_id = copy.header.store_id
         self.is_other = self.record.store_id not in {"", store_id}
         if self.is_other:
             self.record = CopyRecord.new(self.record.address, self.record.tried_ns)
         self.record.store_id = store_id
+        if copy.bucket is not None:
+            # The library, which reads no configuration, opens the copy with these.
+            self.record.endpoint = self._options.endpoint
+            self.record.region = self._options.region
+            self.record.credentials_file = self._options.credentials_file
+            self.record.path_style = self._options.path_style
 
     def sent(self) -> Mapping[SnapshotId, int]:
         """Return which states the copy has got: see ``label_present``."""

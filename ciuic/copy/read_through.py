@@ -16,6 +16,7 @@ from ciuic.errors import (
     ChunkMissingError,
     CiuicError,
     CorruptionError,
+    OfflineError,
     UnknownFormatError,
 )
 from ciuic.ids import ChunkId
@@ -26,6 +27,9 @@ __all__ = ["CopySource", "ReadThrough", "Taken", "reading_through"]
 
 _AWAY_S: Final = 300.0
 """A copy that could not be read is asked again after this time: a mount lasts for days."""
+_unreachable: Final[dict[tuple[str, Any], tuple[float, str]]] = {}
+"""Copies whose server did not answer this process, by address and options: when it was asked, on
+the monotonic clock, and the sentence. Each attempt takes seconds, and a process may load often."""
 _LISTED_S: Final = 60.0
 """A copy that lacks chunks is looked through for new packs this often."""
 _COUNTED_MAX: Final = 100_000
@@ -183,7 +187,7 @@ class _Copy:
         except CancelledError:
             raise
         except CiuicError as error:
-            self._give_up(error.message)
+            self._give_up(error)
         else:
             self._count(chunk_id)
             return found
@@ -204,22 +208,30 @@ class _Copy:
         with self._lock:
             if not self.is_asked or self._is_asked_again():
                 self.is_asked = True
-                # Imported here: most stores are not damaged.
-                from ciuic.store.addressed import open_at_address
-
-                _, address, options = self._source
                 try:
-                    store = self._stack.enter_context(open_at_address(address, os.environ, options))
-                    if store.name == self._store_name:
-                        self._problem = "it is the store itself"
-                    else:
-                        store.reader.list_packs_rarely(_LISTED_S)
-                        self._store = store
+                    self._open()
                 except CancelledError:
                     raise
                 except CiuicError as error:
-                    self._note_away(error.message)
+                    self._note_away(error)
             return self._store
+
+    def _open(self) -> None:
+        # Imported here: most stores are not damaged.
+        from ciuic.store.addressed import open_at_address, refuse_unreachable
+
+        _, address, options = self._source
+        since_s, problem = _unreachable.get((address, options), (-_AWAY_S, ""))
+        if problem and self._clock.monotonic_s() - since_s < _AWAY_S:
+            self._problem, self._is_away, self._away_s = problem, True, since_s
+            return
+        refuse_unreachable(address, os.environ, options)
+        store = self._stack.enter_context(open_at_address(address, os.environ, options))
+        if store.name == self._store_name:
+            self._problem = "it is the store itself"
+        else:
+            store.reader.list_packs_rarely(_LISTED_S)
+            self._store = store
 
     def _is_asked_again(self) -> bool:
         if not self._is_away or self._clock.monotonic_s() - self._away_s < _AWAY_S:
@@ -229,19 +241,22 @@ class _Copy:
             self._stack.close()
         return True
 
-    def _note_away(self, problem: str) -> None:
-        self._problem = problem
+    def _note_away(self, error: CiuicError) -> None:
+        self._problem = error.message
         self._is_away = True
         self._away_s = self._clock.monotonic_s()
+        if isinstance(error, OfflineError):
+            _, address, options = self._source
+            _unreachable[address, options] = self._away_s, error.message
 
     def _note(self, problem: str) -> None:
         with self._lock:
             self._problem = self._problem or problem
 
-    def _give_up(self, problem: str) -> None:
+    def _give_up(self, error: CiuicError) -> None:
         """Ask it no more for a while: each request to a server that is away takes long."""
         with self._lock:
-            self._note_away(problem)
+            self._note_away(error)
             self._store = None
 
     def _count(self, chunk_id: ChunkId) -> None:

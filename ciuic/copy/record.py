@@ -113,8 +113,8 @@ def read_record(store_path: str, address: str) -> CopyRecord | None:
     return record if record is not None and record.address == address else None
 
 
-def recorded_copies(store_path: str) -> list[str]:
-    """Return the addresses of the copies that have a record here, directories first.
+def recorded_copies(store_path: str) -> list[CopyRecord]:
+    """Return the records of the copies that have snapshots, directories first.
 
     Nothing that another user owns is believed, in a shared store neither: that user could name any
     server.
@@ -124,8 +124,8 @@ def recorded_copies(store_path: str) -> list[str]:
         return []
     names = [name for name in folder.names(lambda name: name) if _is_own(folder.path_of(name))]
     records = [record for name in names if (record := _decoded(store_path, name)) is not None]
-    addresses = [record.address for record in records if record.marks]
-    return sorted(addresses, key=lambda address: (is_url(address), address))
+    with_snapshots = [record for record in records if record.marks]
+    return sorted(with_snapshots, key=lambda record: (is_url(record.address), record.address))
 
 
 def write_record(store_path: str, record: CopyRecord) -> StoreError | None:

@@ -6,7 +6,10 @@ The clients of object stores are imported when a bucket is opened: they are heav
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
 
+from ciuic.errors import MissingError
 from ciuic.store.directory.cache import StaleHeaderError, cache_directory
 from ciuic.store.directory.create import create_store
 from ciuic.store.place.keys import is_url
@@ -24,7 +27,13 @@ __all__ = [
     "ensure_store",
     "local_directory",
     "open_at_address",
+    "refuse_unreachable",
 ]
+
+_CONNECT_S: Final = 3.0
+_QUICK_S: Final = 5.0
+_PATIENCE_S: Final = 2.0
+"""These three are the time limits for a server that may be away, if the caller can do without."""
 
 
 @contextlib.contextmanager
@@ -110,6 +119,29 @@ def absolute_address(address: str) -> str:
         return os.path.abspath(address)
     url = split_address(address)
     return os.path.abspath(url.path) if url.scheme == "file" else bucket_url(address)
+
+
+def refuse_unreachable(
+    address: str, environment: Mapping[str, str], options: PlaceOptions | None = None
+) -> None:
+    """Ask the server of a bucket for one small answer, with short time limits.
+
+    A directory is not looked at, and whether there is a store is not told.
+
+    Raises:
+        OfflineError: The server does not answer.
+        StoreError: It refuses the request.
+    """
+    if not is_url(address):
+        return
+    from ciuic.store.place.address import open_place
+
+    short = replace(
+        options or PlaceOptions(), connect_s=_CONNECT_S, quick_s=_QUICK_S, patience_s=_PATIENCE_S
+    )
+    place = open_place(address, environment, short)
+    with contextlib.suppress(MissingError):
+        place.size_bytes(layout.HEADER)
 
 
 def ensure_store(address: str, environment: Mapping[str, str], clock: Clock) -> None:

@@ -110,7 +110,8 @@ class Pages:
     def _answering(self, handler: Callable[[Request], str]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             try:
-                return HTMLResponse(handler(request))
+                with self._reading.noting_copies():
+                    return HTMLResponse(handler(request))
             except CiuicError as error:
                 return self._failed(error, status_of(error))
             except OSError as error:
@@ -124,7 +125,8 @@ class Pages:
         return HTMLResponse(text, status)
 
     def _page(self, template: str, **values: object) -> str:
-        return self._templates.get_template(template).render(**values)
+        copies_read = self._reading.copies_read()
+        return self._templates.get_template(template).render(copies_read=copies_read, **values)
 
     def _overview(self, _request: Request) -> str:
         running = [job for job in self._jobs.all() if job.state == "running"]

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Final, Literal
 
 from ciuic.catalog import find_snapshot
@@ -83,6 +84,7 @@ class Reading:
         self._clock = clock
         self._copies = copies
         self._away: dict[str, float] = {}
+        self._copies_read: ContextVar[set[str] | None] = ContextVar("copies_read", default=None)
         self._list = SnapshotList(clock, lambda: [(one.name, one.address) for one in copies()])
         self._examinations = Examinations(subject, clock)
         self._was_open = True
@@ -97,9 +99,25 @@ class Reading:
             try:
                 yield store
             finally:
+                noted = self._copies_read.get()
                 for one in through.taken():
                     if one.is_away:
                         self._away[one.address] = self._clock.monotonic_s()
+                    if one.chunks and noted is not None:
+                        noted.add(one.address)
+
+    @contextlib.contextmanager
+    def noting_copies(self) -> Iterator[None]:
+        """Have ``copies_read`` tell which copies this thread reads during a ``with`` block."""
+        token = self._copies_read.set(set())
+        try:
+            yield
+        finally:
+            self._copies_read.reset(token)
+
+    def copies_read(self) -> list[str]:
+        """Return the addresses of the copies that gave something: see ``noting_copies``."""
+        return sorted(self._copies_read.get() or ())
 
     def _readable_copies(self) -> list[CopySource]:
         """Return the copies that could be read when they were last tried, or are due again."""

@@ -99,7 +99,7 @@ def _bring(copy: CopyTo, settings: Settings, clock: Clock, cancelled: Callable[[
     limit_bytes = copy.settings.copy_limit_bytes
     request = CopyRequest(parity=settings.parity, limit_bytes_per_s=limit_bytes)
     with open_configured(settings) as source:
-        keeping = Keeping(source, copy.address, clock)
+        keeping = Keeping(source, copy.address, copy.settings.place_options, clock)
         if is_url(copy.address) and keeping.is_current(_LOOK_S):
             return False
         with keeping.recorded(report, is_all=True):

@@ -16,6 +16,17 @@ from tests.s3.conftest import WITHOUT
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
+_TRAINING = """\
+import sys, numpy as np
+from ciuic import SnapshotManager
+with SnapshotManager(sys.argv[1]) as manager:
+    found = manager.load_latest_snapshot()
+    if found is None:
+        manager.save_snapshot({"w": np.arange(300_000)}, {}, 1, wait=True)
+    else:
+        assert (found["model_state_dict"]["w"] == np.arange(300_000)).all()
+"""
+
 
 class Configured:
     """A store in a directory whose copy is in a bucket."""
@@ -58,6 +69,29 @@ def configured(server, proxy, address, key_file, source, tmp_path):
     made = Configured(server, proxy, address, key_file, source, tmp_path)
     made.run("init")
     return made
+
+
+def test_a_training_reads_what_is_lost_from_a_copy_that_the_configuration_reaches(configured):
+    def train():
+        return subprocess.run(
+            [sys.executable, "-c", _TRAINING, configured.store],
+            env=environment({**configured.environ, "PYTHONWARNINGS": "default"}),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        ).stderr
+
+    train()
+    configured.run("copy", "--to", "far", "--init")
+    for pack in packs(configured.store):
+        pack.unlink()
+    said = train()
+    assert f"came from the copy {configured.address}" in said
+    (record,) = (configured.store / "copies").iterdir()
+    for text in (said, record.read_text()):
+        assert SECRET_KEY not in text
+        assert ACCESS_KEY not in text
 
 
 def test_a_bucket_gets_each_snapshot_and_gives_back_what_is_lost_here(configured, proxy, sign):

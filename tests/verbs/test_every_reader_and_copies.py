@@ -76,6 +76,33 @@ def test_a_command_that_reads_asks_the_copy(lost: Box, which: str) -> None:
     assert lost.ciuic(*command).out != found.out
 
 
+@pytest.mark.parametrize("which", ["ls -R", "find", "diff", "compare", "timeline"])
+def test_a_command_that_reads_leaves_the_copies_alone_if_told(lost: Box, which: str) -> None:
+    command = commands(lost)[which]
+    asked, alone = lost.ciuic(*command), lost.ciuic(*command, "--no-copies")
+    assert "the copy" in asked.err
+    assert "the copy" not in alone.err
+    assert alone.out != asked.out
+
+
+def test_the_page_says_what_a_copy_gave_and_leaves_it_alone_if_told(lost: Box) -> None:
+    copy = lost.directory / "copy"
+    page = f"/snapshots/latest?path={lost.source}/d"
+    note = f'read from the copy <span class="path">{copy}</span>'
+    with served(lost) as site:
+        assert note in site.ask(page).body.decode()
+        assert note not in site.ask("/").body.decode(), "the overview reads no content"
+        work = {"do": "restore", "snapshot": "latest", "paths": [str(lost.source)]}
+        begun = site.start(**work, destination=str(lost.directory / "out"), dry_run=False)
+        site.ended(begun.document["id"])
+        shown = site.ask(f"/jobs/{begun.document['id']}").body.decode()
+        assert f'came from the copy <span class="path">{copy}</span>' in shown
+    with served(lost, "--no-copies") as site:
+        answer = site.ask(page)
+        assert answer.status >= 400
+        assert note not in answer.body.decode()
+
+
 @pytest.mark.parametrize("options", [(), ("--tensor", "w")], ids=["versions", "tensor"])
 def test_the_history_of_a_file_is_read_from_the_copy(copied: Box, options: tuple[str, ...]) -> None:
     path = copied.source / "d" / "model.safetensors"

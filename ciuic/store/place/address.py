@@ -22,7 +22,6 @@ __all__ = ["open_place"]
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _REGION: Final = re.compile(r"[A-Za-z0-9_-]+")
-_CONNECT_S: Final = 10
 _PAUSE_S: Final = 30
 _BULK_S: Final = 600
 
@@ -72,9 +71,9 @@ def _clients(
     if url.scheme == "s3":
         config = _s3_config(url.netloc, options, environment)
         return Clients(
-            quick=_s3(url.netloc, prefix, config, timeout_s=options.quick_s),
-            reading=_s3(url.netloc, prefix, config, read_timeout_s=_PAUSE_S),
-            writing=_s3(url.netloc, prefix, config),
+            quick=_s3(url.netloc, prefix, config, options, timeout_s=options.quick_s),
+            reading=_s3(url.netloc, prefix, config, options, read_timeout_s=_PAUSE_S),
+            writing=_s3(url.netloc, prefix, config, options),
         )
     if url.scheme == "gs":
         return _same(_gcs(url.netloc, prefix, options))
@@ -137,6 +136,7 @@ def _s3(
     prefix: str,
     # Any: a TypedDict of obstore that cannot be imported at run time.
     config: Any,
+    options: PlaceOptions,
     *,
     timeout_s: float = _BULK_S,
     read_timeout_s: float = _BULK_S,
@@ -147,7 +147,7 @@ def _s3(
         config=config,
         client_options={
             "allow_http": str(config.get("endpoint", "")).startswith("http://"),
-            "connect_timeout": timedelta(seconds=_CONNECT_S),
+            "connect_timeout": timedelta(seconds=options.connect_s),
             "timeout": timedelta(seconds=timeout_s),
             "read_timeout": timedelta(seconds=read_timeout_s),
         },

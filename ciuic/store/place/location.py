@@ -20,6 +20,7 @@ _ENDPOINT: Final = re.compile(
     r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/?|https?://\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?/?"
 )
 _QUICK_S: Final = 30
+_CONNECT_S: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class PlaceOptions:
         path_style: The bucket is a part of the path, not of the host's name.
         patience_s: A request begins no attempt later than this after its first one, in seconds.
         quick_s: The time limit of a small request, in seconds.
+        connect_s: The time limit of a connection's beginning, in seconds.
     """
 
     endpoint: str = ""
@@ -43,6 +45,7 @@ class PlaceOptions:
     path_style: bool = True
     patience_s: float = PATIENCE_S
     quick_s: float = _QUICK_S
+    connect_s: float = _CONNECT_S
 
 
 def split_address(address: str) -> SplitResult:

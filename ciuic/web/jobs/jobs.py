@@ -31,6 +31,8 @@ _STOP_S: Final = 60.0
 _PROGRAM: Final = "from ciuic.web.jobs.work import main; main()"
 _COMMAND: Final = "from ciuic.cli import program; program()"
 _REPORT_BYTES_MAX: Final = 16 * 1024 * 1024
+_READING: Final = {"compare", "compare_runs"}
+"""Commands that read from copies what the store has lost, unless the page must not."""
 Work = RestoreWork | VerifyWork | CommandWork
 
 
@@ -175,7 +177,10 @@ class Jobs:
         """Return the program of a job."""
         if not isinstance(work, CommandWork):
             return [sys.executable, "-c", _PROGRAM]
-        return [sys.executable, "-c", _COMMAND, *self._words(work), *arguments(work, json=True)]
+        name, *rest = arguments(work, json=True)
+        if work.do in _READING and not self._copies():
+            rest.insert(0, b"--no-copies")
+        return [sys.executable, "-c", _COMMAND, *self._words(work), name, *rest]
 
     def _refuse(self, work: Work) -> None:
         running = [one.job for one in self._jobs.values() if one.job.state == "running"]
