@@ -11,11 +11,14 @@ import click
 from ciuic.cli.progress import Reporter
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
+from ciuic.copy.read_through import source_of
+from ciuic.copy.record import recorded_copies
 from ciuic.copy.repair import CopyRepair, foresee_repair, repair_from_copy
 from ciuic.errors import CancelledError, CiuicError, MissingError, StoreError, UsageError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.maintain.repair.report import RepairPlan
 from ciuic.store.addressed import absolute_address, open_at_address
+from ciuic.store.place.keys import is_url
 from ciuic.store.place.location import PlaceOptions
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
@@ -62,7 +65,17 @@ def sources_of(session: Session, place: str | None) -> tuple[Source, ...]:
     copy = session.find_copy(place) or session.find_copy(absolute_address(place))
     if copy is not None:
         return (Source(copy.address, copy.settings.place_options, is_named=True),)
-    return (Source(absolute_address(place), settings.place_options, is_named=True),)
+    address = absolute_address(place)
+    return (Source(address, _recorded(session, address) or settings.place_options, is_named=True),)
+
+
+def _recorded(session: Session, address: str) -> PlaceOptions | None:
+    """Return how a copy that no configuration names was reached, if this machine has made it."""
+    if not is_url(address) or is_url(session.store_path()):
+        return None
+    made = [one for one in recorded_copies(session.store_path()) if one.address == address]
+    options: PlaceOptions | None = source_of(made[0]).options if made else None
+    return options
 
 
 @contextlib.contextmanager

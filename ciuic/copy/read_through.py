@@ -20,10 +20,11 @@ from ciuic.errors import (
     UnknownFormatError,
 )
 from ciuic.ids import ChunkId
+from ciuic.store.records.copy_record import CopyRecord
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock, SystemClock
 
-__all__ = ["CopySource", "ReadThrough", "Taken", "reading_through"]
+__all__ = ["CopySource", "ReadThrough", "Taken", "reading_through", "source_of"]
 
 _AWAY_S: Final = 300.0
 """A copy that could not be read is asked again after this time: a mount lasts for days."""
@@ -49,6 +50,20 @@ class CopySource(NamedTuple):
     address: str
     # Any: every restore imports this module, and only copies in buckets need that class.
     options: Any = None
+
+
+def source_of(record: CopyRecord) -> CopySource:
+    """Return a copy that this machine has made, reached as it was then."""
+    # Imported here: most stores are not damaged.
+    from ciuic.store.place.location import PlaceOptions
+
+    options = PlaceOptions(
+        endpoint=record.endpoint,
+        region=record.region,
+        credentials_file=record.credentials_file,
+        path_style=record.path_style,
+    )
+    return CopySource(record.address, record.address, options)
 
 
 class Taken(NamedTuple):

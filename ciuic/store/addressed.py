@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from ciuic.errors import MissingError
+from ciuic.errors import MissingError, UnknownFormatError
 from ciuic.store.directory.cache import StaleHeaderError, cache_directory
 from ciuic.store.directory.create import create_store
 from ciuic.store.place.keys import is_url
@@ -90,7 +90,10 @@ def open_at_address(
     with contextlib.ExitStack() as stack:
         try:
             store = opened(trusts_kept=write)
-        except StaleHeaderError:
+        except (StaleHeaderError, UnknownFormatError):
+            if not write:
+                raise
+            # The header in the bucket may no longer require what the kept one does.
             store = opened(trusts_kept=False)
         yield store
 

@@ -59,8 +59,9 @@ def forget(
         foreign = snapshots_of_namesakes(store, own)
     if foreign and damage_log.is_news("namesake", foreign[0].host):
         _log.warning(
-            "another machine has the name %s and the machine ID of this one, and took %s."
-            " Retention counts both as one machine: give one of them another host name",
+            "another machine has the name %s and the machine ID of this one, and took %s; or a"
+            " daemon of this machine did that with another cache directory. Retention counts both"
+            " as one machine: give one of them another host name, or both daemons one cache",
             foreign[0].host,
             foreign[0].id,
         )

@@ -1,7 +1,7 @@
 """Any integer in any place of a store's objects is decoded and shown, or is damage.
 
-The checksums are right: whoever can write to a store can compute them. What a decoder lets through
-is used as a reader of the store uses it.
+The checksums are right: a program that can write to a store can compute them. What a decoder lets
+through is used as a reader of the store uses it.
 """
 
 import contextlib

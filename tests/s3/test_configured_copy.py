@@ -1,6 +1,7 @@
 """``ciuicd --copy`` to a bucket of a real S3 server, by a section of the configuration alone."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,10 @@ def test_a_training_reads_what_is_lost_from_a_copy_that_the_configuration_reache
     for text in (said, record.read_text()):
         assert SECRET_KEY not in text
         assert ACCESS_KEY not in text
+    (command,) = re.findall(r"'ciuic (--store .* --apply)'", said)
+    done = ciuic(*command.split(), more=configured.environ)
+    assert done.code == 0, done
+    assert "came from the copy" not in train()
 
 
 def test_a_bucket_gets_each_snapshot_and_gives_back_what_is_lost_here(configured, proxy, sign):

@@ -4,11 +4,9 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from ciuic.copy.read_through import CopySource, reading_through
+from ciuic.copy.read_through import CopySource, reading_through, source_of
 from ciuic.copy.record import recorded_copies
 from ciuic.store.addressed import open_at_address
-from ciuic.store.place.location import PlaceOptions
-from ciuic.store.records.copy_record import CopyRecord
 from ciuic.store.store import Store
 from ciuic.training.completeness import warn_program
 from ciuic.units import counted
@@ -26,7 +24,7 @@ def opened_with_copies(address: str) -> Iterator[Store]:
     with open_at_address(address, os.environ) as store:
 
         def sources() -> list[CopySource]:
-            return [_source_of(record) for record in recorded_copies(store.path)]
+            return [source_of(record) for record in recorded_copies(store.path)]
 
         with reading_through(store, sources) as through:
             try:
@@ -46,13 +44,3 @@ def opened_with_copies(address: str) -> Iterator[Store]:
                 f" copy {one.address}; 'ciuic --store {store.name} repair --from {one.address}"
                 " --apply' repairs it"
             )
-
-
-def _source_of(record: CopyRecord) -> CopySource:
-    options = PlaceOptions(
-        endpoint=record.endpoint,
-        region=record.region,
-        credentials_file=record.credentials_file,
-        path_style=record.path_style,
-    )
-    return CopySource(record.address, record.address, options)
