@@ -212,7 +212,7 @@ def test_wherever_one_of_them_is_killed_every_listed_snapshot_verifies(
             assert process.returncode in allowed, (name, err)
         proxy.always(None)
         shared.run(f"new in round {number}", "verify", "--all", "--checksum")
-        # All have ended: whoever left a lease was killed.
+        # All have ended: a lease that is left is that of a killed process.
         cleanup = ("prune", "--trash", "0", "--wait", "60s", "--revoke-after", "1s", "--json")
         removed += json.loads(shared.run("cleaner", *cleanup))["removed"]["packs"]
 
