@@ -44,13 +44,12 @@ from tests.property.test_parsers import (
 REFUSED = (CorruptionError, UnknownFormatError)
 NAME = MANIFEST.summary.id
 PACK = bytes(32)
-_EDGES = [
-    bound + by for bits in (0, 15, 31, 32, 40, 53, 62) for bound in (2**bits,) for by in (-1, 0)
-]
-SMALL = st.sampled_from([*_EDGES, *[-edge for edge in _EDGES], 2**63 - 1, -(2**63)])
-PACKED = SMALL | st.integers(-(2**63), 2**64 - 1)
+POSITIVE = [2**bits + by for bits in (0, 15, 31, 32, 40, 53, 62) for by in (-1, 0)]
+EDGES = [*POSITIVE, *[-edge for edge in POSITIVE], 2**63 - 1, -(2**63)]
+PACKED = st.sampled_from(EDGES) | st.integers(-(2**63), 2**64 - 1)
 """What msgpack can hold."""
-WRITTEN = PACKED | st.sampled_from([2**64, -(2**63) - 1, 2**70, -(10**30), 10**400])
+LARGE = [2**63, 2**64 - 1, 2**64, 2**70, -(2**63) - 1, -(10**30), 10**400]
+WRITTEN = PACKED | st.sampled_from(LARGE)
 """What JSON can hold."""
 
 
@@ -148,6 +147,16 @@ def resealed(document: dict[str, object]) -> bytes:
     # Not sealed.seal: msgspec writes no number of more than 64 bits.
     text = json.dumps(document | {"checksum": ""}, indent=2)
     return seal_text(text.partition('"checksum": ""')[0].encode())
+
+
+@pytest.mark.parametrize("which", DOCUMENTS)
+def test_each_integer_of_a_sealed_document_at_each_edge(which: str) -> None:
+    valid, use = DOCUMENTS[which]
+    for at in places(json.loads(valid)):
+        for number in (*EDGES, *LARGE):
+            document = json.loads(valid)
+            replaced(document, at, number)
+            call(lambda document=document: use(resealed(document)))
 
 
 def test_the_unchanged_documents_are_read() -> None:
