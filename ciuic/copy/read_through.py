@@ -233,7 +233,7 @@ class _Copy:
 
     def _open(self) -> None:
         # Imported here: most stores are not damaged.
-        from ciuic.store.addressed import open_at_address, refuse_unreachable
+        from ciuic.store.addressed import NO_SNAPSHOT, open_at_address, refuse_unreachable
 
         _, address, options = self._source
         since_s, problem = _unreachable.get((address, options), (-_AWAY_S, ""))
@@ -241,7 +241,10 @@ class _Copy:
             self._problem, self._is_away, self._away_s = problem, True, since_s
             return
         refuse_unreachable(address, os.environ, options)
-        store = self._stack.enter_context(open_at_address(address, os.environ, options))
+        # It may have thousands of manifests, and only its chunks are read.
+        store = self._stack.enter_context(
+            open_at_address(address, os.environ, options, only=NO_SNAPSHOT)
+        )
         if store.name == self._store_name:
             self._problem = "it is the store itself"
         else:

@@ -21,6 +21,7 @@ from ciuic.system import nofollow
 from ciuic.system.clock import Clock
 
 __all__ = [
+    "NO_SNAPSHOT",
     "absolute_address",
     "control_directory",
     "create_at_address",
@@ -30,6 +31,8 @@ __all__ = [
     "refuse_unreachable",
 ]
 
+NO_SNAPSHOT: Final = "-"
+"""No ID begins with this: for callers of ``open_at_address`` that only read chunks."""
 _CONNECT_S: Final = 3.0
 _QUICK_S: Final = 5.0
 _PATIENCE_S: Final = 2.0

@@ -2,12 +2,15 @@
 
 import pytest
 
+from ciuic.catalog import list_snapshots
 from ciuic.copy.read_through import CopySource, ReadThrough
 from ciuic.ids import ChunkId
 from ciuic.store.directory.pack_files import PackFiles
+from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.records.kinds import DATA, TREE
 from ciuic.store.store import open_store
 from tests.kit.box import Box
+from tests.kit.buckets import FolderMachine
 from tests.kit.clock import ManualClock
 
 
@@ -54,3 +57,30 @@ def test_a_copy_that_could_not_be_read_is_asked_again_after_some_minutes(box: Bo
         assert taken.problem
         assert not taken.is_away
         through.close()
+
+
+def test_a_copy_in_a_bucket_gives_chunks_without_its_manifests(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (box.source / "a").write_text("a")
+    box.take()
+    copy = FolderMachine(box.directory / "bucket", box.directory / "copying")
+    copy.init()
+    for _ in range(3):
+        copy.take_at(copy.place(), box.source)
+    with copy.opened() as there:
+        tree = there.manifest(list_snapshots(there)[0].id).roots[0].tree
+    asked = []
+    get = DirectoryPlace.get
+
+    def noted(place: DirectoryPlace, key: str, bytes_max: int) -> bytes:
+        asked.append(key)
+        return get(place, key, bytes_max)
+
+    monkeypatch.setattr(DirectoryPlace, "get", noted)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(box.directory / "reading"))
+    with open_store(str(box.store)) as store:
+        through = ReadThrough(store, lambda: [CopySource("copy", copy.address)])
+        assert through.chunk(tree, TREE) is not None
+        through.close()
+    assert not [key for key in asked if key.startswith("snapshots/")]
