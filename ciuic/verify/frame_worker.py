@@ -53,7 +53,9 @@ class _Sound(NamedTuple):
 def read_sound(reader: StoreReader, task: Task) -> _Sound | None:
     """Read a frame; None if it does not hold the chunks that it must hold."""
     # Without parity: a frame that only parity can restore is damaged, and must be reported.
-    frame, plain = reader.frame(task.place, repair=False, keep=task.keep, header_id=task.header_id)
+    frame, plain = reader.frame(
+        task.place, repair=False, keep=task.keep, header_id=task.header_id, once=True
+    )
     if task.header_id:
         return _Sound(frame.kind, frame.chunks) if frame.holds_its_chunks(plain) else None
     view = memoryview(plain)

@@ -155,8 +155,8 @@ MUTANTS: Final = (
     Mutant(
         "verify accepts any frame at the place of another one",
         "ciuic/store/packs/frame_reader.py",
-        "            if header_id:\n",
-        "            if False:\n",
+        "        if header_id:\n",
+        "        if False:\n",
         "tests/verbs/test_by_footers.py::test_a_sound_frame_at_the_place_of_another_one_is_damage",
     ),
     Mutant(

@@ -43,7 +43,7 @@ def place(tmp_path):
 
 def opened(place, tmp_path, data):
     place.put(f"{layout.PACKS}/{layout.pack_name(PACK)}", data)
-    return PackObjects(place, Segments(place, str(tmp_path))).open(PACK)
+    return PackObjects(place, Segments(place, str(tmp_path)), str(tmp_path)).open(PACK)
 
 
 @pytest.mark.parametrize("size", [128 * KIB, 2048 * KIB])
@@ -140,47 +140,8 @@ def test_a_part_that_could_not_be_fetched_ahead_is_fetched_when_it_is_read(place
 def test_a_pack_is_read_on_after_its_store_was_closed(place, tmp_path):
     data = os.urandom(40 * MIB)
     place.put(f"{layout.PACKS}/{layout.pack_name(PACK)}", data)
-    packs = PackObjects(place, Segments(place, str(tmp_path)))
+    packs = PackObjects(place, Segments(place, str(tmp_path)), str(tmp_path))
     pack = packs.open(PACK)
     packs.close()
 
     in_turn(pack, data, MIB)
-
-
-def put_many(place, tmp_path, data, count):
-    """Put packs with this content, and open each as its reader does."""
-    packs = PackObjects(place, Segments(place, str(tmp_path)))
-    ids = [PackId(number.to_bytes(32, "big")) for number in range(count)]
-    for pack_id in ids:
-        place.put(f"{layout.PACKS}/{layout.pack_name(pack_id)}", data)
-    return [packs.open(pack_id) for pack_id in ids]
-
-
-def test_packs_that_fit_into_memory_take_one_request_each(place, tmp_path):
-    data = os.urandom(500 * KIB)
-    opened_packs = put_many(place, tmp_path, data, 100)
-
-    for offset in (400_000, 8):
-        for pack in opened_packs:
-            assert pack.read(700, offset) == data[offset : offset + 700]
-
-    assert len(place.asked) == 100
-
-
-def test_small_reads_of_many_packs_in_turn_take_bounded_memory_and_read_no_entire_pack_again(
-    place, tmp_path
-):
-    data = os.urandom(2048 * KIB)
-    opened_packs = put_many(place, tmp_path, data, 100)
-    turns = []
-    for offset in (1_000_000, 8, 1_500_000):
-        for pack in opened_packs:
-            assert pack.read(700, offset) == data[offset : offset + 700]
-        turns.append(sum(part.length_bytes for part in place.asked))
-        in_memory = sum(len(part) for pack in opened_packs for part in pack._parts.values())
-        assert in_memory <= 64 * 1024 * KIB
-
-    # The first turn cannot know that the packs exceed the memory. The last packs stay for the
-    # second one.
-    assert turns[0] == 100 * len(data)
-    assert turns[2] - turns[0] <= 2 * 100 * 256 * KIB + 40 * len(data)

@@ -46,6 +46,13 @@ class FilePack:
         with store_faults("read", self.name):
             os.posix_fadvise(self.fd, offset_bytes, length_bytes, os.POSIX_FADV_DONTNEED)
 
+    def done(self, offset_bytes: int, length_bytes: int) -> None:
+        """See ``OpenPack``: nothing is kept of a file."""
+
+    def doubt(self, offset_bytes: int, length_bytes: int) -> bool:  # noqa: ARG002 - of OpenPack
+        """See ``OpenPack``."""
+        return False
+
 
 class _DirectoryOf:
     """The open directory of a path; closed when its last user drops it."""

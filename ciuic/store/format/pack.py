@@ -71,10 +71,10 @@ def encode_footer(
     return pack_id_of(footer), footer + trailer
 
 
-def end_of(pack: bytes) -> bytes:
+def end_of(pack: bytes | memoryview) -> bytes:
     """Return footer and trailer of a complete pack."""
     footer_offset = _TRAILER.unpack_from(pack, len(pack) - TRAILER_BYTES)[0]
-    return pack[footer_offset:]
+    return bytes(pack[footer_offset:])
 
 
 def is_end(data: bytes, pack_id: PackId, size_bytes: int) -> bool:

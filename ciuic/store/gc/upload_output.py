@@ -45,7 +45,9 @@ class UploadOutput:
 
     def payload(self, opened: OpenPack, packed: PackedFrame) -> bytes:
         """See ``Output``."""
-        return read_payload(opened, packed)
+        payload = read_payload(opened, packed)
+        opened.done(packed.offset_bytes, packed.frame.total_bytes)
+        return payload
 
     def new_pack(self, expected_bytes: int) -> PackFile:
         """See ``Output``."""

@@ -121,10 +121,7 @@ class FrameReader:
         if place.frame_bytes > FRAME_BYTES_MAX:
             raise CorruptionError("it is longer than a frame can be")
         try:
-            raw = self._packs.read(place)
-            if header_id:
-                _check_header(raw, header_id)
-            return _decoded(place, raw, descent)
+            return self._as_stored(place, descent, header_id)
         except CorruptionError as error:
             found = None
             if not descent.is_below and not in_place:
@@ -134,6 +131,29 @@ class FrameReader:
             if found is None:
                 raise
             return found
+
+    def _as_stored(
+        self, place: ChunkPlace, descent: Descent, header_id: bytes
+    ) -> tuple[Frame, bytes | memoryview]:
+        """Read a frame by the header in front of its payload.
+
+        What was fetched from a bucket is kept on this machine. If a frame is not sound, its bytes
+        are fetched again: damage of a local file must not count as damage of the store.
+        """
+        try:
+            return self._read_once(place, descent, header_id)
+        except CorruptionError:
+            if descent.is_below or not self._packs.doubt(place):
+                raise
+        return self._read_once(place, descent, header_id)
+
+    def _read_once(
+        self, place: ChunkPlace, descent: Descent, header_id: bytes
+    ) -> tuple[Frame, bytes | memoryview]:
+        raw = self._packs.read(place)
+        if header_id:
+            _check_header(raw, header_id)
+        return _decoded(place, raw, descent)
 
     def _by_list(
         self, place: ChunkPlace, why: str, descent: Descent

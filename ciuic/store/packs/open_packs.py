@@ -77,6 +77,17 @@ class OpenPacks:
             pack.pass_by(place.offset_bytes, place.frame_bytes)
         return data
 
+    def done(self, place: ChunkPlace) -> None:
+        """Say that a frame is not read again: what was fetched of it need not be kept."""
+        pack = self._packs.get(place.pack_id)
+        if pack is not None:
+            pack.done(place.offset_bytes, place.frame_bytes)
+
+    def doubt(self, place: ChunkPlace) -> bool:
+        """Say that a frame is not sound; returns whether reading it again may differ."""
+        pack = self._packs.get(place.pack_id)
+        return pack is not None and pack.doubt(place.offset_bytes, place.frame_bytes)
+
     def header(self, place: ChunkPlace) -> Frame:
         """Read a frame's header and table, without its payload.
 
@@ -93,11 +104,15 @@ class OpenPacks:
             raise CorruptionError("the frame does not have the length in the chunk index")
         return frame
 
-    def read_ahead(self, places: Iterable[ChunkPlace]) -> None:
+    def read_ahead(self, places: Iterable[ChunkPlace], *, only_objects: bool = False) -> None:
         """Ask for frames to be read ahead, while the caller prepares other things.
 
         Loading the decoder of the first frame takes longer than reading a hundred frames. Errors
         are ignored: the later read reports them.
+
+        Args:
+            places: Where the frames are.
+            only_objects: Leave out packs that are files.
         """
         left = _EXPECTED_BYTES_MAX
         ranges = sorted(
@@ -110,10 +125,17 @@ class OpenPacks:
             wanted = sum([length for _, _, length in frames])
             if wanted * _EXPECTED_SHARE < end - begin or left <= 0:
                 continue
-            length = min(end - begin, left)
-            left -= length
             with contextlib.suppress(StoreError):
-                self.get(pack_id).read_ahead(begin, length)
+                pack = self.get(pack_id)
+                # Objects are only told: they fetch a few parts ahead of each read.
+                if pack.fd < 0:
+                    pack.read_ahead(begin, end - begin)
+                    continue
+                if only_objects:
+                    continue
+                length = min(end - begin, left)
+                left -= length
+                pack.read_ahead(begin, length)
 
     def size(self, pack_id: PackId) -> int | None:
         """Return the length of a pack; None if it is missing or unreachable."""

@@ -140,7 +140,13 @@ class StoreReader:
         return read_straight(self._packs, places or self.prepared, chunk_id, out)
 
     def frame(
-        self, place: ChunkPlace, *, repair: bool = True, keep: bool = False, header_id: bytes = b""
+        self,
+        place: ChunkPlace,
+        *,
+        repair: bool = True,
+        keep: bool = False,
+        header_id: bytes = b"",
+        once: bool = False,
     ) -> tuple[Frame, bytes | memoryview]:
         """Read and decode a whole frame; its chunks are not checked.
 
@@ -149,14 +155,18 @@ class StoreReader:
             repair: If the frame is damaged, use the footer's copy of its header, or parity.
             keep: Cache the frame: a delta against it is read next.
             header_id: The expected hash of its header and table; empty: unknown.
+            once: It is not read again: what was fetched of it need not be kept.
 
         Raises:
             CorruptionError: The frame or its delta base is missing or damaged.
         """
         descent = Descent(self._delta_base, repair=repair)
-        return self._frames.read(
+        found = self._frames.read(
             place, descent, in_place=not repair, keep=keep, header_id=header_id
         )
+        if once:
+            self._packs.done(place)
+        return found
 
     def header(self, place: ChunkPlace) -> Frame:
         """Read a frame's header and table: see ``FrameReader.header``."""
@@ -179,6 +189,8 @@ class StoreReader:
             if not found:
                 break
             known |= found
+            # Each request for a small part of an object costs as much time as a large one.
+            self._packs.read_ahead(found.values(), only_objects=True)
         self.prepared = known
 
     def places(self, chunk_ids: Sequence[ChunkId]) -> dict[ChunkId, ChunkPlace]:

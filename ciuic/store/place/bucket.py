@@ -79,7 +79,7 @@ class StoreInBucket:
         self.path = path
         self.header = header
         self.segments = Segments(place, path)
-        self.packs = PackObjects(place, self.segments)
+        self.packs = PackObjects(place, self.segments, path)
         self.place = self._place = place
         self.condemned = Condemned(place, path)
         self._own = OwnSnapshots(path)

@@ -89,10 +89,10 @@ class DirectoryPlace:
             raise CorruptionError(f"{self._path(key)} is larger than {bytes_max:,} bytes")
         return Found(data, _version(data))
 
-    def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[bytes | memoryview]:
         """See ``Place``."""
         path = self._path(key)
-        parts = []
+        parts: list[bytes | memoryview] = []
         with self._reading("read", path):
             fd = open_regular(path)
             try:
@@ -138,7 +138,7 @@ class DirectoryPlace:
                         found.add(key)
         return found
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         """See ``Place``."""
         path = self._path(key)
         with store_faults("write", path):
@@ -225,7 +225,7 @@ class DirectoryPlace:
             raise ValueError(f"{key!r} is a temporary file, not an object")
         return os.path.join(self.path, key)
 
-    def _write(self, write: Callable[..., None], path: str, data: bytes) -> None:
+    def _write(self, write: Callable[..., None], path: str, data: bytes | memoryview) -> None:
         write(path, data, temporary_directory=self._temporary, mode=_FILE_MODE)
 
     def _with_folders(self, key: str, write: Callable[[], None]) -> None:

@@ -96,11 +96,11 @@ class ObjectPlace:
             raise CorruptionError(f"{self._url(key)} is larger than {bytes_max:,} bytes")
         return found
 
-    def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[bytes | memoryview]:
         """See ``Place``."""
         check_key(key)
         groups = merged_ranges(ranges)
-        parts = [b""] * len(ranges)
+        parts: list[bytes | memoryview] = [b""] * len(ranges)
 
         def fetch(group: Merged) -> None:
             data = self._run("read", key, lambda: self._get_range(key, group.whole))
@@ -147,7 +147,7 @@ class ObjectPlace:
         """See ``Place``."""
         return {listed.key for listed in self.list(folder)}
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         """See ``Place``."""
         self._run("write", key, lambda: self._put(key, data))
 
@@ -256,23 +256,24 @@ class ObjectPlace:
         meta = result.meta
         version = _version(meta["e_tag"], meta["version"])
         if meta["size"] > bytes_max:
-            return Found(self._get_range(key, ByteRange(0, bytes_max)), version)
+            return Found(bytes(self._get_range(key, ByteRange(0, bytes_max))), version)
         data = bytes(result.bytes())
         if len(data) != meta["size"]:
             raise TransientError("the server's answer ended early")
         return Found(data, version)
 
-    def _get_range(self, key: str, wanted: ByteRange) -> bytes:
+    def _get_range(self, key: str, wanted: ByteRange) -> memoryview:
+        """Read a part of an object, without a copy of what the client has received."""
         if wanted.length_bytes == 0:
-            return b""
+            return memoryview(b"")
         is_small = wanted.length_bytes <= _QUICK_BYTES_MAX
         client = self._clients.quick if is_small else self._clients.reading
         # Not obstore.get_ranges: it aborts with a stack trace if a range begins behind the end.
-        return bytes(
+        return memoryview(
             obstore.get_range(client, key, start=wanted.begin_bytes, length=wanted.length_bytes)
         )
 
-    def _put(self, key: str, data: bytes) -> None:
+    def _put(self, key: str, data: bytes | memoryview) -> None:
         # Not in parts: an interrupted write would leave hidden parts that cost money.
         if len(data) <= _QUICK_BYTES_MAX:
             obstore.put(self._clients.quick, key, data, use_multipart=False)
@@ -319,7 +320,7 @@ def _version(tag: str | None, number: str | None) -> Version:
     return Version(tag or "", number or "")
 
 
-def _put_watched(clients: Clients, key: str, data: bytes) -> None:
+def _put_watched(clients: Clients, key: str, data: bytes | memoryview) -> None:
     """Put a large object in one request, and notice if the server has gone.
 
     The client has one limit for a whole request, and an upload over a slow line needs a long one.

@@ -57,6 +57,14 @@ class OpenPack(Protocol):
         """Drop from memory a part that was read."""
         ...
 
+    def done(self, offset_bytes: int, length_bytes: int) -> None:
+        """Say that a part is not read again: what was fetched of it need not be kept."""
+        ...
+
+    def doubt(self, offset_bytes: int, length_bytes: int) -> bool:
+        """Say that a part is not sound; returns whether reading it again may differ."""
+        ...
+
 
 class Packs(Protocol):
     """The packs of one store. All methods may be called from any thread, and raise StoreError."""

@@ -104,7 +104,7 @@ class Place(Protocol):
         """
         ...
 
-    def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[ByteRange]) -> list[bytes | memoryview]:
         """Return parts of an object, in the order of ``ranges``.
 
         Ranges may overlap. An object store reads ranges that are near to each other with one
@@ -140,7 +140,7 @@ class Place(Protocol):
         """Return the keys below a folder; in a directory, this is faster than ``list``."""
         ...
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         """Create or replace an object; it is durable when this returns.
 
         Raises:

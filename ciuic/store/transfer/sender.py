@@ -181,6 +181,7 @@ class Sender:
             self._spend(packed.frame.total_bytes)
             try:
                 payload = read_payload(pack, packed)
+                pack.done(packed.offset_bytes, packed.frame.total_bytes)
             except CorruptionError:
                 self._send_decoded(found)
                 return

@@ -108,7 +108,7 @@ class Segments:
             entries = [table.entry(row) for _, table in self._tables for row in range(len(table))]
         return {entry.pack_id: entry.size_bytes for entry in entries}
 
-    def add(self, pack_id: PackId, pack: bytes) -> None:
+    def add(self, pack_id: PackId, pack: bytes | memoryview) -> None:
         """List a pack of this session, which is in the bucket, in the next segment."""
         self._add(PackEnd(pack_id, len(pack), end_of(pack)))
 

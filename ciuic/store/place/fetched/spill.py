@@ -1,0 +1,113 @@
+"""A file without a name, for parts of packs that do not fit into memory.
+
+It takes a part of the free space, and less when other programs take more. If its disk is full or
+fails, it takes nothing more: that costs requests, and no snapshot.
+"""
+
+import contextlib
+import os
+from typing import Final
+
+from ciuic.source.mounts import mounts
+from ciuic.system.free_space import free_space
+
+__all__ = ["PART_BYTES_MAX", "Spill"]
+
+PART_BYTES_MAX: Final = 8 * 1024 * 1024
+_FREE_SHARE: Final = 4
+"""The file takes at most a quarter of what is free, itself included: a restore to this file system
+needs the rest."""
+_RESERVE_BYTES: Final = 1024**3
+_LOOK_PARTS: Final = 8
+"""The free space is looked at again after this many parts."""
+_SLOTS_MAX: Final = 32_768
+"""256 GiB of the longest parts. An entry takes about 500 bytes of memory."""
+
+
+class Spill:
+    """A file of numbered slots. The caller holds a lock, except for ``read`` and ``write``.
+
+    Args:
+        directory: Where the file is made, when its first slot is asked for.
+
+    Attributes:
+        is_begun: The file exists.
+        has_failed: It cannot be made, or a part could not be written. It takes no part any more.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.is_begun = False
+        self._directory = directory
+        self._fd = -1
+        self.has_failed = False
+        self._slots = 0
+        self._slots_max = 0
+        self._free: list[int] = []
+        self._until_look = 0
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def slots_max(self) -> int:
+        """Return how many parts may be in the file now; 0: none, and the file should be closed."""
+        if self.has_failed:
+            return 0
+        if not self._until_look:
+            self._until_look = _LOOK_PARTS
+            self._slots_max = self._affordable()
+        self._until_look -= 1
+        return self._slots_max
+
+    def take_slot(self) -> int:
+        """Return a slot that is free."""
+        if self._free:
+            return self._free.pop()
+        self._slots += 1
+        return self._slots - 1
+
+    def give_back(self, slot: int) -> None:
+        """Make a slot free again."""
+        self._free.append(slot)
+
+    def write(self, slot: int, data: bytes | memoryview) -> bool:
+        """Write a part; return whether it was written."""
+        try:
+            if os.pwrite(self._fd, data, slot * PART_BYTES_MAX) == len(data):
+                return True
+        except OSError:
+            pass
+        self.has_failed = True
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+        return False
+
+    def read(self, slot: int, offset_bytes: int, length_bytes: int) -> bytes:
+        """Return bytes of a part; fewer if the disk fails."""
+        with contextlib.suppress(OSError):
+            return os.pread(self._fd, length_bytes, slot * PART_BYTES_MAX + offset_bytes)
+        return b""
+
+    def _affordable(self) -> int:
+        try:
+            if self._fd < 0:
+                # No name that is removed at once: a kill in between would leave the file.
+                flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+                self._fd = os.open(self._directory, flags, 0o600)
+                self.is_begun = True
+                self.has_failed = _is_in_memory(self._fd)
+            used_bytes = os.fstat(self._fd).st_blocks * 512
+            free_bytes = free_space(self._directory).available_bytes
+        except OSError:
+            self.has_failed = True
+            return 0
+        share = 0 if self.has_failed else (free_bytes + used_bytes - _RESERVE_BYTES) // _FREE_SHARE
+        # Freed slots keep their blocks: a file that has become too large is closed as a whole.
+        if share < used_bytes:
+            return 0
+        return min(share // PART_BYTES_MAX, _SLOTS_MAX)
+
+
+def _is_in_memory(fd: int) -> bool:
+    device = os.fstat(fd).st_dev
+    return any(one.device == device and one.kind in {b"tmpfs", b"ramfs"} for one in mounts())

@@ -1,0 +1,105 @@
+"""What a restore or a verification needs of a bucket is fetched once, also the bases of deltas.
+
+The bucket is a directory behind the interface of a place.
+"""
+
+import numpy
+import pytest
+
+from ciuic.store.place.directory import DirectoryPlace
+from ciuic.store.place.fetched import pack, parts
+from tests.kit.buckets import FolderMachine
+
+MIB = 1024 * 1024
+VERSIONS = 4
+
+
+class Fetched:
+    """The ranges of packs that were fetched."""
+
+    def __init__(self):
+        self.ranges = []
+
+    @property
+    def total_bytes(self):
+        return sum(length for _, _, length in self.ranges)
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    found = Fetched()
+    get_ranges = DirectoryPlace.get_ranges
+
+    def noted(place, key, ranges):
+        found.ranges += [(key, one.begin_bytes, one.length_bytes) for one in ranges]
+        return get_ranges(place, key, ranges)
+
+    monkeypatch.setattr(DirectoryPlace, "get_ranges", noted)
+    # As with checkpoints of many times the memory that is used for them.
+    monkeypatch.setattr(parts, "_MEMORY_BYTES_MAX", 2 * MIB)
+    monkeypatch.setattr(pack, "PART_BYTES_MAX", MIB)
+    return found
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A machine whose store has checkpoints, each a delta against the one before."""
+    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    machine.init()
+    (tmp_path / "source").mkdir()
+    chance = numpy.random.default_rng(7)
+    weights = chance.standard_normal(2 * MIB, dtype=numpy.float32)
+    for number in range(VERSIONS):
+        weights += chance.standard_normal(len(weights), dtype=numpy.float32) * numpy.float32(1e-4)
+        (tmp_path / "source" / f"step_{number}.bin").write_bytes(weights.tobytes())
+    machine.take(tmp_path / "source")
+    return machine
+
+
+def stored_bytes(tmp_path):
+    return sum(path.stat().st_size for path in (tmp_path / "bucket" / "packs").iterdir())
+
+
+def check(tmp_path):
+    for path in (tmp_path / "source").iterdir():
+        assert (tmp_path / "out" / "source" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_restore_fetches_each_byte_once(tmp_path, machine, fetched):
+    stored = stored_bytes(tmp_path)
+
+    machine.restore(tmp_path / "source", tmp_path / "out")
+
+    check(tmp_path)
+    assert fetched.total_bytes <= 1.01 * stored
+
+
+def test_a_verification_fetches_each_byte_once(tmp_path, machine, fetched):
+    stored = stored_bytes(tmp_path)
+
+    assert machine.verify().ok
+
+    assert fetched.total_bytes <= 1.02 * stored
+
+
+def test_damage_of_what_is_kept_is_not_damage_of_the_store(tmp_path, machine, fetched, monkeypatch):
+    """A disk that returns other bytes than were written costs requests alone."""
+    read = parts.Spill.read
+    damaged = []
+
+    def wrong(self, slot, offset_bytes, length_bytes):
+        data = bytearray(read(self, slot, offset_bytes, length_bytes))
+        if data and len(damaged) < 20:
+            damaged.append(slot)
+            data[len(data) // 2] ^= 1
+        return bytes(data)
+
+    monkeypatch.setattr(parts.Spill, "read", wrong)
+
+    report = machine.restore(tmp_path / "source", tmp_path / "out")
+
+    check(tmp_path)
+    assert damaged
+    assert not report.damaged
+    assert report.repaired_frames == 0
+    assert machine.verify().ok
