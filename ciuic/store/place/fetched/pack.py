@@ -169,36 +169,43 @@ class ObjectPack:
     def _piece(self, begin: int, end: int) -> bytes | memoryview:
         """Return the bytes from ``begin``, up to ``end`` or to the end of a part."""
         while True:
-            is_mine = False
-            fetch: _Fetch | None = None
-            with self._lock:
-                part = self._parts.find(self._pack_id, begin)
-                if part is not None:
-                    self._go_on(part.end, part.ahead_end)
-                else:
-                    fetch = self._fetch_at(begin)
-                    is_mine = fetch is None
-                    if fetch is None:
-                        fetch = self._begun(begin, end)
-                    self._go_on(fetch.end, fetch.ahead_end)
-            # The lock is free: other threads read what is kept while this one waits.
-            if fetch is not None:
-                data = self._run(fetch) if is_mine else self._awaited(fetch)
-                if data is not None:
-                    return memoryview(data)[begin - fetch.begin : end - fetch.begin]
-            elif part is not None:
-                kept = self._parts.read(part, begin, min(end, part.end))
-                if kept is not None:
-                    return kept
+            mine: Future[bytes | memoryview] = Future()
+            try:
+                piece = self._looked_for(begin, end, mine)
+            finally:
+                # Also after an interrupt at any line: other threads may wait for this one.
+                if not mine.done():
+                    with self._lock:
+                        self._under_way = [one for one in self._under_way if one.data is not mine]
+                    mine.set_exception(DroppedError())
+            if piece is not None:
+                return piece
+
+    def _looked_for(
+        self, begin: int, end: int, mine: "Future[bytes | memoryview]"
+    ) -> bytes | memoryview | None:
+        """Return a piece: kept, under way, or fetched as ``mine``; None if it is to try again."""
+        with self._lock:
+            part = self._parts.find(self._pack_id, begin)
+            if part is not None:
+                self._go_on(part.end, part.ahead_end)
+            else:
+                fetch = self._fetch_at(begin) or self._begun(begin, end, mine)
+                self._go_on(fetch.end, fetch.ahead_end)
+        # The lock is free: other threads read what is kept while this one waits.
+        if part is not None:
+            return self._parts.read(part, begin, min(end, part.end))
+        data = self._run(fetch) if fetch.data is mine else self._awaited(fetch)
+        return None if data is None else memoryview(data)[begin - fetch.begin : end - fetch.begin]
+
+    def _begun(self, begin: int, end: int, mine: "Future[bytes | memoryview]") -> _Fetch:
+        """Return what this thread is to fetch for a range, so that no other thread does."""
+        fetch = _Fetch(*self._part_for(begin, end), False, mine)
+        self._under_way.append(fetch)
+        return fetch
 
     def _fetch_at(self, at: int) -> _Fetch | None:
         return next((one for one in self._under_way if one.begin <= at < one.end), None)
-
-    def _begun(self, begin: int, end: int) -> _Fetch:
-        """Return what this thread is to fetch for a range, so that no other thread does."""
-        fetch = _Fetch(*self._part_for(begin, end), False, Future())
-        self._under_way.append(fetch)
-        return fetch
 
     def _go_on(self, at: int, ahead_end: int) -> None:
         """Begin to fetch what follows a part, while the caller decodes that part."""
