@@ -186,7 +186,7 @@ class ObjectPack:
     ) -> bytes | memoryview | None:
         """Return a piece: kept, under way, or fetched as ``mine``; None if it is to try again."""
         with self._lock:
-            part = self._parts.find(self._pack_id, begin)
+            part = self._parts.find(self._pack_id, begin) or self._listed(begin, end)
             if part is not None:
                 self._go_on(part.end, part.ahead_end)
             else:
@@ -197,6 +197,17 @@ class ObjectPack:
             return self._parts.read(part, begin, min(end, part.end))
         data = self._run(fetch) if fetch.data is mine else self._awaited(fetch)
         return None if data is None else memoryview(data)[begin - fetch.begin : end - fetch.begin]
+
+    def _listed(self, begin: int, end: int) -> FetchedPart | None:
+        """Return the end of the pack if that is wanted, and an index segment has it."""
+        if end != self._size_bytes:
+            return None
+        data = self._segments.end(self._pack_id, end)
+        if end - len(data) > begin:
+            return None
+        part = FetchedPart(self._pack_id, end - len(data), data, 0)
+        self._parts.add(part)
+        return part
 
     def _begun(self, begin: int, end: int, mine: "Future[bytes | memoryview]") -> _Fetch:
         """Return what this thread is to fetch for a range, so that no other thread does."""
@@ -251,11 +262,7 @@ class ObjectPack:
 
     def _fetch(self, begin: int, end: int, ahead_end: int) -> bytes | memoryview:
         try:
-            data: bytes | memoryview = b""
-            if end == self._size_bytes:
-                data = self._segments.end(self._pack_id, end)
-            if len(data) != end - begin:
-                (data,) = self._place.get_ranges(self._key, [ByteRange(begin, end - begin)])
+            (data,) = self._place.get_ranges(self._key, [ByteRange(begin, end - begin)])
             self._parts.add(FetchedPart(self._pack_id, begin, data, ahead_end))
             return data
         except MissingError as error:
@@ -282,9 +289,6 @@ class ObjectPack:
             Where it begins and ends, and up to where what follows it is probably read next.
         """
         if end == self._size_bytes:  # the trailer: the footer is in front of it
-            listed = len(self._segments.end(self._pack_id, end))
-            if end - listed <= begin:
-                return (*self._gap(begin, end - listed, end), 0)
             return (*self._gap(begin, max(0, min(begin, end - _PART_BYTES_MIN)), end), 0)
         if self._size_bytes <= _WHOLE_BYTES_MAX and self._pack_id not in self._parts.dropped:
             return (*self._gap(begin, 0, self._size_bytes), 0)

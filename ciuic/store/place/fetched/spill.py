@@ -5,15 +5,21 @@ fails, it takes nothing more: that costs requests, and no snapshot.
 """
 
 import contextlib
+import errno
 import os
+from collections.abc import Iterator
 from typing import Final
 
 from ciuic.source.mounts import mounts
+from ciuic.system.buffers import BufferPool
 from ciuic.system.free_space import free_space
 
 __all__ = ["PART_BYTES_MAX", "Spill"]
 
 PART_BYTES_MAX: Final = 8 * 1024 * 1024
+_PIECE_BYTES: Final = 1024 * 1024
+_BLOCK_BYTES: Final = 4096
+_buffers: Final = BufferPool(_PIECE_BYTES)
 _FREE_SHARE: Final = 4
 """The file takes at most a quarter of what is free, itself included: a restore to this file system
 needs the rest."""
@@ -72,11 +78,9 @@ class Spill:
 
     def write(self, slot: int, data: bytes | memoryview) -> bool:
         """Write a part; return whether it was written."""
-        try:
-            if os.pwrite(self._fd, data, slot * PART_BYTES_MAX) == len(data):
+        with contextlib.suppress(OSError):
+            if self._write(slot * PART_BYTES_MAX, memoryview(data)):
                 return True
-        except OSError:
-            pass
         self.has_failed = True
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
@@ -84,16 +88,33 @@ class Spill:
 
     def read(self, slot: int, offset_bytes: int, length_bytes: int) -> bytes:
         """Return bytes of a part; fewer if the disk fails."""
-        with contextlib.suppress(OSError):
-            return os.pread(self._fd, length_bytes, slot * PART_BYTES_MAX + offset_bytes)
-        return b""
+        begin = offset_bytes // _BLOCK_BYTES * _BLOCK_BYTES
+        end = offset_bytes + length_bytes
+        found: list[bytes] = []
+        with contextlib.suppress(OSError), _borrowed() as buffer:
+            while begin < end:
+                wanted = min(_PIECE_BYTES, _whole_blocks(end - begin))
+                read = os.preadv(self._fd, [buffer[:wanted]], slot * PART_BYTES_MAX + begin)
+                skipped = max(0, offset_bytes - begin)
+                found.append(bytes(buffer[skipped : min(read, end - begin)]))
+                begin += wanted
+        return b"".join(found)
+
+    def _write(self, at: int, data: memoryview) -> bool:
+        with _borrowed() as buffer:
+            for begin in range(0, len(data), _PIECE_BYTES):
+                piece = data[begin : begin + _PIECE_BYTES]
+                buffer[: len(piece)] = piece
+                padded = _whole_blocks(len(piece))
+                if os.pwrite(self._fd, buffer[:padded], at + begin) != padded:
+                    return False
+        return True
 
     def _affordable(self) -> int:
         try:
             if self._fd < 0:
                 # No name that is removed at once: a kill in between would leave the file.
-                flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
-                self._fd = os.open(self._directory, flags, 0o600)
+                self._fd = _opened(self._directory)
                 self.is_begun = True
                 self.has_failed = _is_in_memory(self._fd)
             used_bytes = os.fstat(self._fd).st_blocks * 512
@@ -106,6 +127,32 @@ class Spill:
         if share < used_bytes:
             return 0
         return min(share // PART_BYTES_MAX, _SLOTS_MAX)
+
+
+def _opened(directory: str) -> int:
+    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+    try:
+        # Past the page cache: filling new pages of it took as much processor time as fetching.
+        return os.open(directory, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return os.open(directory, flags, 0o600)
+
+
+@contextlib.contextmanager
+def _borrowed() -> Iterator[memoryview]:
+    """Lend a buffer with the alignment that O_DIRECT needs."""
+    buffer = _buffers.take()
+    try:
+        with memoryview(buffer) as view:
+            yield view
+    finally:
+        _buffers.give_back(buffer)
+
+
+def _whole_blocks(length_bytes: int) -> int:
+    return -(-length_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _is_in_memory(fd: int) -> bool:
