@@ -203,6 +203,26 @@ def test_a_part_that_is_not_sound_is_fetched_again(place, cache):
     assert packs[0].read(MIB, 0) == data[:MIB]
 
 
+def test_a_part_whose_slot_is_taken_while_it_is_read_is_fetched_again(place, cache, monkeypatch):
+    data = os.urandom(20 * MIB)
+    packs = put_many(place, cache, data, 6)
+    read_in_turn(packs, data, MIB)
+    read = spill.Spill.read
+    taken = []
+
+    def slow(self, slot, offset_bytes, length_bytes):
+        if not taken:
+            taken.append(slot)
+            packs[0].doubt(0, len(data))
+            assert self.write(slot, os.urandom(spill.PART_BYTES_MAX))
+        return read(self, slot, offset_bytes, length_bytes)
+
+    monkeypatch.setattr(spill.Spill, "read", slow)
+
+    assert packs[0].read(MIB, 0) == data[:MIB]
+    assert taken
+
+
 def test_what_is_read_for_the_last_time_takes_neither_memory_nor_disk(place, cache):
     data = os.urandom(40 * MIB)
     packs = put_many(place, cache, data, 3)

@@ -1,14 +1,18 @@
 """What a restore or a verification needs of a bucket is fetched once, also the bases of deltas.
 
+A pack that is sent there is not copied to the memory of the process.
+
 The bucket is a directory behind the interface of a place.
 """
+
+import mmap
 
 import numpy
 import pytest
 
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.fetched import pack, parts
-from tests.kit.buckets import FolderMachine
+from tests.kit.buckets import FolderMachine, write
 
 MIB = 1024 * 1024
 VERSIONS = 4
@@ -103,3 +107,22 @@ def test_damage_of_what_is_kept_is_not_damage_of_the_store(tmp_path, machine, fe
     assert not report.damaged
     assert report.repaired_frames == 0
     assert machine.verify().ok
+
+
+def test_a_pack_is_uploaded_from_the_page_cache(tmp_path, monkeypatch):
+    put = DirectoryPlace.put
+    sent = []
+
+    def noted(place, key, data):
+        sent.append((key.partition("/")[0], type(data.obj) if isinstance(data, memoryview) else 0))
+        return put(place, key, data)
+
+    monkeypatch.setattr(DirectoryPlace, "put", noted)
+    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    machine.init()
+    write(tmp_path / "source", ["a"], 3 * MIB)
+
+    machine.check(listed=[machine.take(tmp_path / "source").id])
+
+    assert {kind for folder, kind in sent if folder == "packs"} == {mmap.mmap}
+    assert not list((tmp_path / "cache").rglob("tmp/*"))
