@@ -26,6 +26,7 @@ __all__ = [
     "BEAT",
     "DONE",
     "END",
+    "ENDS_WITHIN_S",
     "FAILED",
     "LOGGED",
     "NEEDS",
@@ -36,10 +37,16 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-DONE, FAILED, LOGGED, NEEDS, TOLD = "done", "failed", "logged", "needs", "told"
-"""Kinds of messages."""
-STOP, END, BEAT = 0, 1, 2
-"""Places in the shared memory."""
+# Kinds of messages.
+DONE: Final = "done"
+FAILED: Final = "failed"
+LOGGED: Final = "logged"
+NEEDS: Final = "needs"
+TOLD: Final = "told"
+# Places in the shared memory.
+STOP: Final = 0
+END: Final = 1
+BEAT: Final = 2
 
 ENDS_WITHIN_S: Final = 45.0
 """How long the work may take to stop after the daemon was asked to end."""
