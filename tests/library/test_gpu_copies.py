@@ -140,8 +140,8 @@ def test_the_copies_wait_for_the_training_and_the_caller_waits_for_the_copies():
         "copy c",
         "leave side1",
         "mark the end of side1",
-        "mark the end of side2",
         "wait for side1",
+        "mark the end of side2",
         "wait for side2",
     ]
     # The next save pins nothing and makes no stream, but waits for the training again.
@@ -161,6 +161,39 @@ def test_a_copy_that_fails_leaves_no_gpu_writing():
     with pytest.raises(RuntimeError, match="CUDA error"):
         copies.copy(pairs(cuda, ("a", "gpu0"), ("broken", "gpu0")), MEMORY)
     assert cuda.calls[-2:] == ["mark the end of side1", "wait for side1"]
+
+
+def test_ctrl_c_while_a_gpu_is_waited_for_is_raised_when_no_gpu_writes_any_more(monkeypatch):
+    cuda, interrupts = FakeCuda(), [KeyboardInterrupt("first"), KeyboardInterrupt("second")]
+    synchronize = FakeEvent.synchronize
+
+    def interrupted(event: FakeEvent) -> None:
+        if interrupts:
+            raise interrupts.pop(0)
+        synchronize(event)
+
+    monkeypatch.setattr(FakeEvent, "synchronize", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="first"):
+        GpuCopies(cuda).copy(pairs(cuda, ("a", "gpu0"), ("b", "gpu1")), MEMORY)
+    assert [call for call in cuda.calls if "wait for side" in call] == [
+        "wait for side1",
+        "wait for side2",
+    ]
+
+
+def test_a_gpu_that_fails_does_not_keep_the_copies_of_another_from_being_waited_for(monkeypatch):
+    cuda = FakeCuda()
+    synchronize = FakeEvent.synchronize
+
+    def failing(event: FakeEvent) -> None:
+        if event._of == "side1":
+            raise RuntimeError("CUDA error")
+        synchronize(event)
+
+    monkeypatch.setattr(FakeEvent, "synchronize", failing)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        GpuCopies(cuda).copy(pairs(cuda, ("a", "gpu0"), ("b", "gpu1")), MEMORY)
+    assert cuda.calls[-1] == "wait for side2"
 
 
 def test_memory_is_unpinned_before_other_memory_is_pinned_and_when_the_copies_are_dropped():

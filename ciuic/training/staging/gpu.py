@@ -80,11 +80,7 @@ class GpuCopies:
                     same = plain.dtype is place.dtype
                     place.copy_(plain if same else plain.view(place.dtype), non_blocking=True)
         finally:
-            ends = [(self._cuda.Event(blocking=True), stream) for stream in begun.values()]
-            for event, stream in ends:
-                event.record(stream)
-            for event, _ in ends:
-                event.synchronize()
+            _wait_for(self._cuda, list(begun.values()))
 
     def close(self) -> None:
         """Let go of the memory; harmless twice."""
@@ -124,6 +120,23 @@ class GpuCopies:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _wait_for(cuda: Any, streams: list[Any]) -> None:
+    """Wait until streams have ended. Ctrl-C meanwhile is raised afterwards, as is an error."""
+    failure: BaseException | None = None
+    while streams:
+        try:
+            event = cuda.Event(blocking=True)
+            event.record(streams[0])
+            event.synchronize()
+            streams.pop(0)
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            failure = failure or error
+            if isinstance(error, Exception):
+                streams.pop(0)  # the GPU itself failed: to ask again would not help
+    if failure is not None:
+        raise failure
 
 
 def _unregister(runtime: Any, memory: np.ndarray) -> None:
