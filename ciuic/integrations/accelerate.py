@@ -6,6 +6,7 @@ from ciuic.errors import UsageError
 from ciuic.training.handle import SaveHandle
 from ciuic.training.loading.state import LoadedState
 from ciuic.training.manager import SnapshotManager
+from ciuic.training.values.pickles import refuse_pickles
 
 __all__ = ["load_latest", "save"]
 
@@ -31,7 +32,8 @@ def load_latest(manager: SnapshotManager, accelerator: Any) -> LoadedState | Non
 
     Raises:
         UsageError: The snapshot has a different number of schedulers, scalers or registered
-        objects.
+            objects.
+        TypeError: The state of one has a pickle.
     """
     models, others = _objects(accelerator)
     latest = manager.load_latest_snapshot(
@@ -49,6 +51,8 @@ def load_latest(manager: SnapshotManager, accelerator: Any) -> LoadedState | Non
                 f" {count} and {len(others[kind])}",
                 hint="Prepare and register the same objects as when it was saved, in this order.",
             )
+    for kind in kinds:
+        refuse_pickles(saved.get(kind), kind)
     for kind in kinds:
         for name, target in others[kind].items():
             target.load_state_dict(saved[kind][name])

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from ciuic.errors import UsageError
+from ciuic.training.values.pickles import refuse_pickles
 
 __all__ = ["restored_tree", "tree_state"]
 
@@ -36,7 +37,9 @@ def restored_tree(like: Any, state: dict[str, Any]) -> Any:
     Raises:
         UsageError: A leaf is missing, left over, or of another shape or element type; the message
             names it.
+        TypeError: A leaf is a pickle.
     """
+    refuse_pickles(state, "state")
     leaves, form = jax.tree_util.tree_flatten_with_path(like)
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
     if set(names) != set(state):

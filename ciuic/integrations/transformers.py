@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from ciuic.training.manager import SnapshotManager
+from ciuic.training.values.pickles import refuse_pickles
 
 __all__ = ["SnapshotCallback", "checkpoint"]
 
@@ -54,11 +55,15 @@ def checkpoint(manager: SnapshotManager) -> Iterator[str | None]:
 
     Yields:
         The directory; None without a snapshot.
+
+    Raises:
+        TypeError: The state of an object has a pickle.
     """
     latest = manager.load_latest_snapshot(channel="full")
     if latest is None:
         yield None
         return
+    refuse_pickles(dict(latest), "checkpoint")
     state = latest["extra"]["trainer_state"]
     with tempfile.TemporaryDirectory(prefix="ciuic-") as above:
         directory = os.path.join(above, f"checkpoint-{state['global_step']}")

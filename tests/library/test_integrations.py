@@ -141,3 +141,14 @@ def test_an_accelerator_with_other_objects_is_refused_by_name(tmp_path):
             assert [one.value for one in other._custom_objects] == [8, 9][
                 : len(other._custom_objects)
             ]
+
+
+def test_an_accelerator_gives_no_object_a_pickle(tmp_path):
+    with SnapshotManager(tmp_path, pickle_leaves=["*"]) as manager:
+        accelerate.save(manager, accelerator(Counter(4), Counter({range(3)})), step=1).wait()
+        same = accelerator(Counter(0), Counter(1))
+        with pytest.raises(
+            TypeError, match=r"registered\['1'\].* is a pickle of a 'builtins.range'"
+        ):
+            accelerate.load_latest(manager, same)
+    assert [one.value for one in same._custom_objects] == [0, 1]

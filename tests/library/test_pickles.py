@@ -12,6 +12,7 @@ import pytest
 
 from ciuic import PickledLeaf, SnapshotManager
 from ciuic.errors import UsageError
+from ciuic.training.values.pickles import refuse_pickles
 from tests.kit.program import ciuic
 
 WEIGHTS = {"w": np.arange(5.0)}
@@ -32,6 +33,7 @@ class Environment:
 
 
 KIND = f"{__name__}.Environment"
+LEAF = PickledLeaf("some.Class", b"data")
 
 
 class Leaves:
@@ -188,3 +190,17 @@ def test_an_object_is_not_given_a_pickle(tmp_path):
             warnings.simplefilter("error")
             state = manager.load_latest_snapshot()["model_state_dict"]
     assert state["_extra_state"]["env"].load().seed == 5
+
+
+@pytest.mark.parametrize("state", [{"a": {3, LEAF}}, {"a": [LEAF]}, {"a": {LEAF: 1}}])
+def test_an_object_is_not_given_a_pickle_in_any_container(state):
+    with pytest.raises(TypeError, match=r"optimizer\['a'\]\[.*\] is a pickle of a 'some.Class'"):
+        refuse_pickles(state, "optimizer")
+
+
+def test_the_class_that_a_snapshot_names_for_a_pickle_cannot_write_to_the_terminal():
+    hostile = PickledLeaf("x\x1b[2J\n", b"")
+    with pytest.raises(TypeError) as caught:
+        refuse_pickles(hostile, "extra")
+    for text in (str(caught.value), repr(hostile)):
+        assert text.isprintable()

@@ -45,7 +45,7 @@ class PickledLeaf:
         return pickle.loads(self.data)  # noqa: S301 - the user asks for it, and no load does
 
     def __repr__(self) -> str:
-        return f"<pickle of a {self.kind}, {len(self.data):,} bytes, not loaded>"
+        return f"<pickle of a {self.kind!r}, {len(self.data):,} bytes, not loaded>"
 
 
 class Pickles:
@@ -115,14 +115,16 @@ def refuse_pickles(state: Any, name: str) -> None:
     """
     if isinstance(state, PickledLeaf):
         raise TypeError(
-            f"{name} is a pickle of a {state.kind}, which no load opens: load the snapshot without"
-            " this object, replace the pickle by the result of its load() if you trust the store,"
-            " and call load_state_dict"
+            f"{name} is a pickle of a {state.kind!r}, which no load opens: load the snapshot"
+            " without this object, replace the pickle by the result of its load() if you trust the"
+            " store, and call load_state_dict"
         )
     items: Any = ()
     if isinstance(state, dict):
         items = state.items()
-    elif isinstance(state, (list, tuple)):
+        for key in state:
+            refuse_pickles(key, f"{name}[{key!r}]")
+    elif isinstance(state, (list, tuple, set, frozenset)):
         items = enumerate(state)
     for key, inner in items:
         refuse_pickles(inner, f"{name}[{key!r}]")
