@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from ciuic import errors
-from ciuic.errors import CiuicError, StoreError
+from ciuic.errors import CiuicError, ResourceError, StoreError
 from ciuic.system.priority import set_session_nice
+from ciuic.system.workers.threads import start
 
 __all__ = ["IGNORED_SIGNALS", "WriterProcess", "error_of", "settle"]
 
@@ -48,6 +49,7 @@ class WriterProcess:
 
     Raises:
         StoreError: The process cannot be started.
+        ResourceError: No thread can be started to listen to it.
     """
 
     def __init__(
@@ -100,7 +102,14 @@ class WriterProcess:
         self._listener = threading.Thread(
             target=self._listen, args=(answers,), name="ciuic-writer", daemon=True
         )
-        self._listener.start()
+        try:
+            start(self._listener)
+        except ResourceError:
+            # The process ends when it finds its pipe closed.
+            os.close(self._requests)
+            os.close(answers)
+            self._process.wait()
+            raise
 
     @property
     def pid(self) -> int:

@@ -50,11 +50,19 @@ def windows(reader: StoreReader, entry: Entry) -> Iterator[list[Part]]:
         yield window
 
 
-def group_by_frame(reader: StoreReader, parts: Iterable[Part]) -> list[list[Part]]:
-    """Return the parts that are not holes, by frame, in the order of the frames in the packs."""
+def group_by_frame(
+    reader: StoreReader, parts: Iterable[Part], *, reads_ahead: bool = True
+) -> list[list[Part]]:
+    """Return the parts that are not holes, by frame, in the order of the frames in the packs.
+
+    Args:
+        reader: Reads the chunks.
+        parts: The parts.
+        reads_ahead: See ``StoreReader.prepare_reads``.
+    """
     wanted = [part for part in parts if part.piece.id]
     places = reader.places(list({part.piece.id for part in wanted}))
-    reader.prepare_reads(places)
+    reader.prepare_reads(places, reads_ahead=reads_ahead)
     groups: dict[tuple[bytes, int], list[Part]] = {}
     for part in wanted:
         place = places.get(part.piece.id)

@@ -176,12 +176,19 @@ class StoreReader:
         """Read frames ahead: see ``OpenPacks.read_ahead``."""
         self._packs.read_ahead(places)
 
-    def prepare_reads(self, places: Mapping[ChunkId, ChunkPlace]) -> None:
+    def prepare_reads(
+        self, places: Mapping[ChunkId, ChunkPlace], *, reads_ahead: bool = True
+    ) -> None:
         """Prepare for reading these chunks: read ahead, and look up their delta chains at once.
 
         A look-up for each chunk of each chain costs more than decoding a small chunk.
+
+        Args:
+            places: Where the chunks are.
+            reads_ahead: False: the caller calls ``read_ahead`` while it reads.
         """
-        self._packs.read_ahead(places.values())
+        if reads_ahead:
+            self._packs.read_ahead(places.values())
         known = dict(places)
         for _ in range(CHAIN_MAX):
             below = {base for place in known.values() for base in place.delta_bases} - known.keys()

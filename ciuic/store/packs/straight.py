@@ -6,13 +6,13 @@ which knows other places of a chunk, repairs, and says what is wrong.
 
 from collections.abc import Mapping
 
+from ciuic import codec
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId
 from ciuic.store.format.frame import (
     FRAME_BYTES_MAX,
     Frame,
     check_delta_bases,
-    decode_frame,
     parse_header,
 )
 from ciuic.store.index.places import ChunkPlace
@@ -50,7 +50,7 @@ def read_straight(
         frame, payload = _stored(packs, place)
         if frame.kind != DATA or len(frame.chunks) != 1 or frame.plain_bytes != len(out):
             return False
-        decode_frame(frame, payload, *_bases(packs, places, frame, CHAIN_MAX), out=out)
+        _decode(frame, payload, _bases(packs, places, frame, CHAIN_MAX), out)
     except (CorruptionError, UnknownFormatError):
         return False
     return data_id(out) == chunk_id
@@ -65,6 +65,17 @@ def _stored(packs: OpenPacks, place: ChunkPlace) -> tuple[Frame, memoryview]:
     if frame.total_bytes != len(raw):
         raise CorruptionError("the frame does not have the length in the chunk index")
     return frame, raw[frame.header_bytes :]
+
+
+def _decode(
+    frame: Frame, payload: memoryview, bases: list[memoryview], out: memoryview | None = None
+) -> bytes | memoryview:
+    """Decode a frame without its payload's checksum: what it would find, the chunk's ID finds too.
+
+    No other thread of Python runs while a checksum is computed.
+    """
+    check_delta_bases(frame)
+    return codec.decode(frame.codec, payload, frame.plain_bytes, *bases, out=out)
 
 
 def _bases(
@@ -89,6 +100,6 @@ def _bases(
         if place is None:
             raise CorruptionError("a delta base is in no known place")
         below, payload = _stored(packs, place)
-        plain = decode_frame(below, payload, *_bases(packs, places, below, deltas_left - 1))
+        plain = _decode(below, payload, _bases(packs, places, below, deltas_left - 1))
         found.append(memoryview(plain)[place.start_bytes :][: place.length_bytes])
     return found

@@ -1,9 +1,12 @@
 """Threads that share tasks, and that start when there are two tasks or more."""
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-__all__ = ["Pool", "Running", "Workers", "start_pool"]
+from ciuic.errors import ResourceError, shortage
+
+__all__ = ["Pool", "Running", "Workers", "share", "start", "start_pool"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,6 +39,62 @@ class Pool(Protocol):
     def shutdown(self, *, cancel_futures: bool) -> None:
         """Wait for the threads to end."""
         ...
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+        ResourceError: No more threads can be started.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise shortage(error) or error from error
+
+
+def share(work: Callable[[T], object], items: Sequence[T], count: int, name: str) -> None:
+    """Work on all items, in this thread and in others, and return when no thread works any more.
+
+    If no thread can be started, this one does all the work.
+
+    Args:
+        work: Called with each item; the items begin in their order.
+        items: The items.
+        count: The most threads that work at once.
+        name: The name of the other threads.
+
+    Raises:
+        BaseException: The first failure of ``work``, or Ctrl-C; no further item has begun.
+    """
+    left, failures = iter(items), list[BaseException]()
+
+    def go() -> None:
+        try:
+            for item in left:
+                if failures:
+                    return
+                work(item)
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            failures.append(error)
+
+    helpers: list[threading.Thread] = []
+    for _ in range(min(count, len(items)) - 1):
+        helper = threading.Thread(target=go, name=name, daemon=True)
+        try:
+            start(helper)
+        except ResourceError:
+            break
+        helpers.append(helper)
+    go()
+    while helpers:
+        try:
+            helpers[-1].join()
+            helpers.pop()
+        except KeyboardInterrupt as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def start_pool(count: int, name: str) -> Pool:

@@ -2,25 +2,33 @@
 
 import os
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from ciuic.errors import CorruptionError, PathNotFoundError
+from ciuic.ids import ChunkId
 from ciuic.model import Entry, SnapshotSummary
 from ciuic.snapshot.memory import STATE_ROOT
+from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.reader import StoreReader
+from ciuic.store.records.kinds import CHAIN_MAX
 from ciuic.store.records.recipe_nodes import HOLE, Piece, iter_pieces
 from ciuic.store.store import Store
+from ciuic.system.workers.threads import share
 from ciuic.view.chunk_plan import Part, group_by_frame, read_parts
 from ciuic.view.locator import Locator
 
 __all__ = ["StateFiles"]
 
 _THREADS_MAX: Final = 8
+_AHEAD_BYTES: Final = 8 * 1024 * 1024
+"""Stored bytes that the kernel is asked for at once."""
+_AHEAD_BATCHES: Final = 4
+"""How many times as much it may read ahead."""
 
 
 class StateFiles:
@@ -118,20 +126,19 @@ class StateFiles:
     def _read_parts(self, parts: Iterable[Part], ranges: Mapping[int, "list[_Range]"]) -> None:
         """Read pieces of a file, each into the targets at its offset."""
         reader = self._store.reader
+        groups = group_by_frame(reader, parts, reads_ahead=False)
+        ahead = _Ahead(reader, groups)
 
-        def read(group: list[Part]) -> None:
+        def read(number: int) -> None:
+            group = groups[number]
+            ahead.reach(number)
             if len(group) == 1 and _read_straight(reader, group[0], ranges[group[0].offset]):
                 return
             for offset, plain in read_parts(reader, group):
                 for begin, target in ranges[offset]:
                     target[:] = memoryview(plain)[begin : begin + len(target)]
 
-        pool = ThreadPoolExecutor(min(_THREADS_MAX, len(os.sched_getaffinity(0))))
-        try:
-            for _ in pool.map(read, group_by_frame(reader, parts)):
-                pass
-        finally:
-            pool.shutdown(cancel_futures=True)
+        share(read, range(len(groups)), min(_THREADS_MAX, len(os.sched_getaffinity(0))), "read")
 
     def _path(self, name: str) -> bytes:
         return STATE_ROOT + b"/" + (self._directory + name).encode()
@@ -146,6 +153,48 @@ class StateFiles:
                 raise CorruptionError(f"{name} of {self._id} is not as long as its entry says")
             self._pieces[name] = pieces, ends
         return self._pieces[name]
+
+
+class _Ahead:
+    """Has the kernel read frames ahead of the threads that decode them, with their delta chains.
+
+    Args:
+        reader: Has the places of all chunks: see ``StoreReader.prepare_reads``.
+        groups: The parts of each frame, in the order in which they are read.
+    """
+
+    def __init__(self, reader: StoreReader, groups: Sequence[Sequence[Part]]) -> None:
+        self._reader = reader
+        self._batches: dict[int, list[ChunkPlace]] = {}
+        """The places to read ahead when the group of this number is reached."""
+        batch: list[ChunkPlace] = []
+        begins, size_bytes = deque([0] * _AHEAD_BATCHES), 0
+        for number, group in enumerate(groups):
+            places = _with_chain(reader.prepared, group[0].piece.id)
+            batch += places
+            size_bytes += sum([place.frame_bytes for place in places])
+            if size_bytes >= _AHEAD_BYTES or number == len(groups) - 1:
+                self._batches.setdefault(begins.popleft(), []).extend(batch)
+                begins.append(number + 1)
+                batch, size_bytes = [], 0
+
+    def reach(self, number: int) -> None:
+        """Read ahead what is due when the group of this number is about to be read."""
+        places = self._batches.get(number)
+        if places is not None:
+            self._reader.read_ahead(places)
+
+
+def _with_chain(places: Mapping[ChunkId, ChunkPlace], chunk_id: ChunkId) -> list[ChunkPlace]:
+    """Return the place of a chunk and those of its delta chain, as far as they are known."""
+    found: list[ChunkPlace] = []
+    left = [chunk_id]
+    while left and len(found) <= CHAIN_MAX:
+        place = places.get(left.pop())
+        if place is not None:
+            found.append(place)
+            left += place.delta_bases
+    return found
 
 
 class _Range(NamedTuple):

@@ -7,8 +7,9 @@ import threading
 from concurrent.futures import Future
 from typing import Final
 
-from ciuic.errors import StoreError, UsageError
+from ciuic.errors import ResourceError, StoreError, UsageError
 from ciuic.system.clock import Clock
+from ciuic.system.workers.threads import start
 from ciuic.training.client import error_of, settle
 from ciuic.training.ranks.job import Job
 from ciuic.training.ranks.wire import Message, peer_user, receive, send
@@ -29,6 +30,7 @@ class RankClient:
 
     Raises:
         StoreError: Rank 0 cannot be reached.
+        ResourceError: No thread can be started to listen to it.
     """
 
     def __init__(self, job: Job, memory_fd: int, clock: Clock) -> None:
@@ -39,7 +41,11 @@ class RankClient:
         self._is_over = False
         self._socket = self._connect(clock)
         self._listener = threading.Thread(target=self._listen, name="ciuic-rank", daemon=True)
-        self._listener.start()
+        try:
+            start(self._listener)
+        except ResourceError:
+            self._socket.close()
+            raise
 
     @property
     def pid(self) -> None:

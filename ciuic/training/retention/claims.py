@@ -19,11 +19,12 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from ciuic.errors import CiuicError
+from ciuic.errors import CiuicError, ResourceError
 from ciuic.store.directory.files import open_or_create
 from ciuic.store.records import layout
 from ciuic.system import nofollow
 from ciuic.system.hashing import derived_hash
+from ciuic.system.workers.threads import start
 
 __all__ = ["Claims"]
 
@@ -66,12 +67,15 @@ class Claims:
         """
         is_answered = self._asking is None or not self._asking.is_alive()
         if is_answered and self._asked.get(channel) != _closed_count:
-            self._asked[channel] = _closed_count
-            self._asking = threading.Thread(
+            asking = threading.Thread(
                 target=self._ask, args=(channel,), name="ciuic-claims", daemon=True
             )
-            self._asking.start()
-            self._asking.join(_PATIENCE_S)
+            try:
+                start(asking)
+            except ResourceError:
+                return None  # the save is under way, and must not fail for this
+            self._asking, self._asked[channel] = asking, _closed_count
+            asking.join(_PATIENCE_S)
         if self._holder is None or self._has_told:
             return None
         self._has_told = True

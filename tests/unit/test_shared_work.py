@@ -1,0 +1,59 @@
+"""Work that several threads share: all of it is done, and failures stop it."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ciuic.system.workers.threads import share
+
+LIMIT_S = 60
+
+
+@pytest.fixture
+def no_threads() -> Iterator[None]:
+    """No thread gets a stack of this many bytes, so none starts."""
+    before = threading.stack_size(1 << 46)
+    yield
+    threading.stack_size(before)
+
+
+def test_each_item_is_worked_on_once_and_by_several_threads_at_once() -> None:
+    both, done = threading.Barrier(2), []
+
+    def work(item: int) -> None:
+        if item < 2:
+            both.wait(LIMIT_S)
+        done.append(item)
+
+    share(work, range(100), 2, "test")
+    assert sorted(done) == list(range(100))
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_one_thread_does_all_the_work_if_no_other_can_be_started() -> None:
+    done: list[int] = []
+    share(done.append, range(10), 4, "test")
+    assert done == list(range(10))
+
+
+@pytest.mark.parametrize("failure", [ValueError("broken"), KeyboardInterrupt()])
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_first_failure_stops_the_work_and_is_raised_when_no_thread_works(
+    failure: BaseException, count: int
+) -> None:
+    begun: list[int] = []
+
+    def work(item: int) -> None:
+        begun.append(item)
+        raise failure
+
+    before = threading.active_count()
+    with pytest.raises(type(failure)):
+        share(work, range(1_000), count, "test")
+    assert len(begun) <= count
+    assert threading.active_count() == before
+
+
+def test_nothing_to_do_is_no_failure() -> None:
+    share(lambda _: 1 / 0, [], 4, "test")
