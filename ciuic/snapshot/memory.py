@@ -59,6 +59,10 @@ STATE_ROOT: Final = b"/state"
 FULL_KIND: Final = "base"
 """The kind of a full snapshot."""
 _DIRECTORY_MODE: Final = stat.S_IFDIR | 0o700
+_QUEUE_BYTES: Final = 4 * 1024 * 1024
+_CACHE_BYTES: Final = 4 * 1024 * 1024
+"""Less than for files on a disk: the training beside this process needs the memory. Both together
+took a third of what the process had."""
 _NO_NAMES: Final = frozenset([b"", b".", b".."])
 
 
@@ -202,7 +206,11 @@ class _Run:
         self._taken_ns = request.taken_ns or self._plan.taken_ns
         self._id = store.new_snapshot_id()
         self._writer: StoreWriter = new_writer(
-            store, parity=request.parity, chain_cost=request.chain_cost
+            store,
+            parity=request.parity,
+            chain_cost=request.chain_cost,
+            queue_bytes=_QUEUE_BYTES,
+            cache_bytes=_CACHE_BYTES,
         )
         self._context = ReaderContext(
             store,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from ciuic.ids import PackId
+from ciuic.store.packs.frame_cache import CACHE_BYTES_DEFAULT
 from ciuic.store.packs.writer import (
     CHAIN_COST_DEFAULT,
     QUEUE_BYTES_DEFAULT,
@@ -44,6 +45,7 @@ def new_writer(
     parity: float = PARITY_DEFAULT,
     chain_cost: float = CHAIN_COST_DEFAULT,
     queue_bytes: int = QUEUE_BYTES_DEFAULT,
+    cache_bytes: int = CACHE_BYTES_DEFAULT,
 ) -> StoreWriter:
     """Make a writer of chunks for a store that is open for writing.
 
@@ -53,6 +55,7 @@ def new_writer(
         chain_cost: The limit on stored bytes that are read to decode a chunk, in multiples of what
             the chunk takes alone; up to 1: no deltas.
         queue_bytes: How many encoded bytes may wait to be written.
+        cache_bytes: How many bytes of delta bases are kept; a long delta chain may need them again.
     """
     bucket = store.bucket
 
@@ -81,6 +84,6 @@ def new_writer(
         store.index,
         partial(sync_packs, store.path) if bucket is None else bucket.packs.sync,
         fill,
-        reader=store.new_reader(passing=True),
+        reader=store.new_reader(passing=True, cache_bytes=cache_bytes),
         chain_cost=chain_cost,
     )

@@ -38,6 +38,7 @@ from ciuic.store.directory.reserve import renew_reserve, with_reserve
 from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index_keeper import IndexKeeper
+from ciuic.store.packs.frame_cache import CACHE_BYTES_DEFAULT
 from ciuic.store.packs.reader import StoreReader
 from ciuic.store.place.keys import is_url
 from ciuic.store.place.packs import Bucket, Packs
@@ -402,12 +403,8 @@ class Store:
                 raise uncertain_commit(snapshot_id, "it was interrupted") from error
             raise
 
-    def new_reader(self, *, passing: bool) -> StoreReader:
-        """Return another reader of this store.
-
-        Args:
-            passing: See ``StoreReader``.
-        """
+    def new_reader(self, *, passing: bool, cache_bytes: int = CACHE_BYTES_DEFAULT) -> StoreReader:
+        """Return another reader of this store. Arguments: see ``StoreReader``."""
         keeper = self.index_keeper
         return StoreReader(
             self.path,
@@ -416,6 +413,7 @@ class Store:
             keeper.from_packs,
             list_pack=keeper.list_pack,
             passing=passing,
+            cache_bytes=cache_bytes,
         )
 
     def _begin_in_bucket(self, bucket: Bucket, *, removes: bool) -> frozenset[PackId]:

@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 from ciuic.ids import PackId
 from ciuic.store.index.places import ChunkPlace
 
-__all__ = ["CachedFrame", "FrameCache"]
+__all__ = ["CACHE_BYTES_DEFAULT", "CachedFrame", "FrameCache"]
 
-_CACHE_BYTES: Final = 24 * 1024 * 1024
+CACHE_BYTES_DEFAULT: Final = 24 * 1024 * 1024
 _CACHED_FRAME_MAX: Final = 2 * 1024 * 1024
 
 _Key = tuple[PackId, int]
@@ -30,11 +30,15 @@ class CachedFrame(NamedTuple):
 class FrameCache:
     """A bounded number of bytes of decoded frames. May be used from any thread.
 
+    Args:
+        bytes_max: The bound.
+
     Attributes:
         restored: The frames that parity has restored: pack and offset.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int = CACHE_BYTES_DEFAULT) -> None:
+        self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._frames: OrderedDict[_Key, CachedFrame] = OrderedDict()
         self.restored: set[_Key] = set()
@@ -72,7 +76,7 @@ class FrameCache:
             if key not in self._frames:
                 self._frames[key] = CachedFrame(plain, links)
                 self._cached_bytes += len(plain)
-            while self._cached_bytes > _CACHE_BYTES:
+            while self._cached_bytes > self._bytes_max:
                 _, old = self._frames.popitem(last=False)
                 self._cached_bytes -= len(old.plain)
 

@@ -16,7 +16,7 @@ from ciuic.store.format.frame import (
 )
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.failures import ChainTooLongError, Descent, LostBaseError
-from ciuic.store.packs.frame_cache import FrameCache
+from ciuic.store.packs.frame_cache import CACHE_BYTES_DEFAULT, FrameCache
 from ciuic.store.packs.listed_frames import ListedFrames
 from ciuic.store.packs.open_packs import OpenPacks
 from ciuic.system.hashing import data_id
@@ -31,18 +31,25 @@ class FrameReader:
         store_path: The store's directory, which has the parity.
         packs: The store's packs.
         listed: What packs list of themselves.
+        cache_bytes: Length of the decoded frames that are kept.
 
     Attributes:
         damaged: Frames that could not be read as they are in the pack, although another copy of the
             header or of the chunk could: by pack and offset, with the reason.
     """
 
-    def __init__(self, store_path: str, packs: OpenPacks, listed: ListedFrames) -> None:
+    def __init__(
+        self,
+        store_path: str,
+        packs: OpenPacks,
+        listed: ListedFrames,
+        cache_bytes: int = CACHE_BYTES_DEFAULT,
+    ) -> None:
         self.damaged: dict[tuple[PackId, int], str] = {}
         self._store_path: Final = store_path
         self._packs: Final = packs
         self._listed: Final = listed
-        self._cache: Final = FrameCache()
+        self._cache: Final = FrameCache(cache_bytes)
 
     @property
     def repaired(self) -> set[tuple[PackId, int]]:

@@ -21,6 +21,7 @@ from ciuic.store.packs.failures import (
     RememberFailures,
     RetryFailures,
 )
+from ciuic.store.packs.frame_cache import CACHE_BYTES_DEFAULT
 from ciuic.store.packs.frame_reader import FrameReader
 from ciuic.store.packs.listed_frames import ListedFrames
 from ciuic.store.packs.locator import Locator, Places
@@ -44,6 +45,7 @@ class StoreReader:
         index_from_packs: Builds an index from the packs alone, without the given packs.
         list_pack: Returns the frames that a pack lists, after one of them could not be read.
         passing: Drop what was read from the page cache.
+        cache_bytes: See ``FrameReader``.
 
     Attributes:
         failures: What to do when a chunk that could not be read is read again.
@@ -61,13 +63,14 @@ class StoreReader:
         *,
         list_pack: Callable[[PackId], list[PackedFrame]] = lambda _: [],
         passing: bool = False,
+        cache_bytes: int = CACHE_BYTES_DEFAULT,
     ) -> None:
         self.failures: RetryFailures | RememberFailures = RetryFailures()
         self.elsewhere: Elsewhere | None = None
         listed = ListedFrames(list_pack)
         self._packs = OpenPacks(packs, passing=passing)
         self._locator = Locator(self._packs, index, index_from_packs, listed)
-        self._frames = FrameReader(store_path, self._packs, listed)
+        self._frames = FrameReader(store_path, self._packs, listed, cache_bytes)
         self.prepared: Mapping[ChunkId, ChunkPlace] = {}
         self._too_long: set[ChunkId] = set()
 
