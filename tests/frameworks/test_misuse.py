@@ -10,6 +10,7 @@ pytestmark = pytest.mark.skipif(not ENVIRONMENTS, reason="needs scripts/test-fra
 
 OTHER_TREES = """
 import jax, jax.numpy as jnp
+from ciuic import PickledLeaf
 from ciuic.errors import UsageError
 from ciuic.integrations.jax import restored_tree, tree_state
 tree = {"a": jnp.ones((2, 3)), "b": (jnp.arange(2, dtype=jnp.bfloat16), 3), "k": jax.random.key(5)}
@@ -29,6 +30,12 @@ for other, what in (
         assert what in error.message, error.message
     else:
         raise AssertionError(what)
+try:
+    restored_tree({"f": len}, {"['f']": PickledLeaf("builtins.len", b"")})
+except TypeError as error:
+    assert "is a pickle of a 'builtins.len'" in str(error)
+else:
+    raise AssertionError("a leaf became a pickle")
 """
 OTHER_MODELS = """
 import sys, keras, numpy as np
