@@ -9,7 +9,7 @@ from ciuic.system.workers.threads import share
 
 LIMIT_S = 60
 MANY = 1_000_000
-"""So many that a thread has not done them all before another one has noted its failure."""
+"""No thread has done them all before another one has noted its failure."""
 
 
 @pytest.fixture
