@@ -1,6 +1,7 @@
 """Restore paths of a snapshot. docs/guarantees.md, "Restore".
 
     resolve      find every path and every target, before anything is changed
+    lock         keep other restores out of the targets
     walk         the snapshot's tree beside the target's: keep, write, replace, delete
     write        temporary files, data in the order of the packs, all metadata
     barrier      one syncfs for thousands of files, then their renames
@@ -15,9 +16,10 @@ from collections.abc import Callable
 
 from ciuic.errors import CiuicError, CorruptionError
 from ciuic.progress import Progress
+from ciuic.restore.holds import alone_in
 from ciuic.restore.passes import Run, open_directory, target_errors
 from ciuic.restore.report import RestoreReport
-from ciuic.restore.selection import Selection
+from ciuic.restore.selection import Selection, Verdict
 from ciuic.restore.targets import (
     RestoreRequest,
     Target,
@@ -55,8 +57,9 @@ def restore(
         UsageError: The request contradicts itself.
         PathNotFoundError: The snapshot does not have a path, or the patterns leave out all paths;
             nothing was changed.
-        TargetError: A target exists and may not be overwritten, and nothing was changed; or the
-            target's file system failed, and what was restored by then stays.
+        TargetError: A target exists and may not be overwritten, or another restore is at work in
+            it, and nothing was changed; or the target's file system failed, and what was restored
+            by then stays.
         CorruptionError: A directory above a path is damaged; nothing was changed.
         StoreError: The store cannot be used; what was restored by then stays.
         CancelledError: ``cancelled`` turned true; each file is old or new, none is torn.
@@ -73,12 +76,13 @@ def restore(
         # Chunks that older snapshots share with this one are not read a second time.
         store.reader.failures = RememberFailures()
     try:
-        being_written = _place_all(run, targets)
-        if request.fallback:
-            # Imported here: few restores need an older snapshot.
-            from ciuic.restore.older_snapshots import Fallback
+        with alone_in(run, _whole_directories(run, targets)):
+            being_written = _place_all(run, targets)
+            if request.fallback:
+                # Imported here: few restores need an older snapshot.
+                from ciuic.restore.older_snapshots import Fallback
 
-            Fallback(run, targets).restore(being_written)
+                Fallback(run, targets).restore(being_written)
     except CiuicError as error:
         report.repaired_frames = store.reader.repaired_frames
         error.done = report.as_json()
@@ -90,6 +94,17 @@ def restore(
     report.unmatched = selection.unmatched
     report.total_s = clock.monotonic_s() - began_s
     return report
+
+
+def _whole_directories(run: Run, targets: list[Target]) -> list[Target]:
+    """Return the targets that this restore must have for itself; a dry run needs none."""
+    if run.request.dry_run:
+        return []
+    return [
+        target
+        for target in targets
+        if target.entry.is_directory and run.selection.verdict(target.path) is Verdict.TAKEN
+    ]
 
 
 def _place_all(run: Run, targets: list[Target]) -> list[bytes]:
