@@ -62,7 +62,7 @@ def make_app(
         is_encrypted: Requests come over TLS.
     """
     reading = Reading(store_path, subject, clock, options, copies)
-    jobs = Jobs(store_path, clock, options, words, reading.changed, copies=copies)
+    jobs = Jobs(store_path, clock, options, words, reading.changed, copies=copies, logs=logs)
     timelines = Timelines(reading, logs)
     runs = Runs(reading)
     pages = Pages(reading, timelines, runs, jobs)

@@ -97,6 +97,20 @@ def test_the_command_line_on_a_page_does_the_same_in_any_shell(
     assert "config.yaml" in outcome.out
 
 
+def test_a_comparison_of_tensors_knows_the_steps_of_the_log(
+    trained: tuple[Box, Path, list[str]],
+) -> None:
+    box, log, ids = trained
+    with served(box, "--log", log) as site:
+        job = site.ended(site.start(do="compare", snapshots=ids).document["id"])
+        shown = site.ask(f"/jobs/{job['id']}").body.decode()
+    same = box.ciuic(*shlex.split(job["command"])[1:], "--json").document
+
+    assert [one["step"] for one in job["report"]["snapshots"]] == [9, 19]
+    assert [one["step"] for one in same["snapshots"]] == [9, 19]
+    assert f"--log={log}" in html.unescape(shown)
+
+
 def test_a_log_that_is_gone_is_an_answer_and_not_the_end(box: Box) -> None:
     (box.source / "a").write_text("x")
     box.take()

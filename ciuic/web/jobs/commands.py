@@ -1,5 +1,7 @@
 """The command that does the same as a job. Some jobs are no more than that command."""
 
+from collections.abc import Sequence
+
 from ciuic.web.works import (
     CommandWork,
     CompareRunsWork,
@@ -23,29 +25,36 @@ def needs_configuration(work: RestoreWork | VerifyWork | CommandWork) -> bool:
     return isinstance(work, SnapshotWork | ForgetWork)
 
 
-def arguments(work: RestoreWork | VerifyWork | CommandWork, *, json: bool = False) -> list[bytes]:
+def arguments(
+    work: RestoreWork | VerifyWork | CommandWork,
+    *,
+    logs: Sequence[bytes] = (),
+    json: bool = False,
+) -> list[bytes]:
     """Return the arguments of the command that does a job.
 
     Args:
         work: The job.
+        logs: Logs of training programs, which tell the steps of snapshots.
         json: For a program: the command prints a document.
     """
     if isinstance(work, RestoreWork):
         return _restore(work)
     if isinstance(work, VerifyWork):
         return [b"verify", work.snapshot.encode(), *[b"--checksum"] * work.checksum]
-    options, names = _parts(work)
+    options, names = _parts(work, logs)
     # After "--" no name can be an option.
     separated = [b"--", *names] if json and names else names
     command = "compare" if isinstance(work, CompareRunsWork) else work.do
     return [command.encode(), *options, *[b"--json"] * json, *separated]
 
 
-def _parts(work: CommandWork) -> tuple[list[bytes], list[bytes]]:
+def _parts(work: CommandWork, logs: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
     """Return the options and the names of snapshots."""
     match work:
         case CompareWork():
-            return [b"--top=%d" % _TENSORS_SHOWN], _encoded(work.snapshots)
+            named = [b"--log=" + log for log in logs]
+            return [b"--top=%d" % _TENSORS_SHOWN, *named], _encoded(work.snapshots)
         case CompareRunsWork():
             best = [] if not work.best else [b"--best=" + work.best]
             return [b"--runs", b"--top=%d" % _TENSORS_SHOWN, *best], list(work.runs)

@@ -63,6 +63,7 @@ class Jobs:
         words: Returns what a command needs before its name to find the store and its configuration.
         ended: Called when a job has ended, before its state says so.
         copies: Returns the copies, which have what is lost in the store.
+        logs: Logs of training programs, or patterns that name several.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class Jobs:
         ended: Callable[[], object] = lambda: None,
         *,
         copies: Callable[[], Sequence[CopySource]] = tuple,
+        logs: Sequence[bytes] = (),
     ) -> None:
+        self._logs = tuple(logs)
         self._store_path = store_path
         self._copies = copies
         self._options = options
@@ -155,7 +158,7 @@ class Jobs:
 
     def command(self, work: Work) -> str:
         """Return the command line that does the same as a job."""
-        return command_line([b"ciuic", *self._words(work), *arguments(work)])
+        return command_line([b"ciuic", *self._words(work), *arguments(work, logs=self._logs)])
 
     def reading(self, *arguments: bytes) -> str:
         """Return the command line of a command that reads nothing but the store."""
@@ -177,7 +180,7 @@ class Jobs:
         """Return the program of a job."""
         if not isinstance(work, CommandWork):
             return [sys.executable, "-c", _PROGRAM]
-        name, *rest = arguments(work, json=True)
+        name, *rest = arguments(work, logs=self._logs, json=True)
         if work.do in _READING and not self._copies():
             rest.insert(0, b"--no-copies")
         return [sys.executable, "-c", _COMMAND, *self._words(work), name, *rest]
