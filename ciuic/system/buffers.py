@@ -14,6 +14,7 @@ __all__ = [
     "collect_rarely",
     "give_back_holes",
     "give_back_unused",
+    "keep_little",
     "prepare_for_bulk",
 ]
 
@@ -22,6 +23,8 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _KEEP_BYTES: Final = 1 << 30
 _ARENAS: Final = 4
+_MAPPED_ALONE_BYTES: Final = 128 * 1024
+_KEEP_LITTLE_BYTES: Final = 64 * 1024
 _OBJECTS_PER_COLLECTION: Final = 100_000
 
 
@@ -49,6 +52,20 @@ def prepare_for_bulk() -> None:
         mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
         mallopt(_M_ARENA_MAX, _ARENAS)
+
+
+def keep_little() -> None:
+    """Make malloc return freed memory to the system early: mallopt(3).
+
+    For a process that mostly waits. By default, malloc keeps twice as much as the largest block
+    that was ever freed, in each of its arenas.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_ALONE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEEP_LITTLE_BYTES)
 
 
 def give_back_holes() -> None:

@@ -11,6 +11,7 @@ from starlette.staticfiles import StaticFiles
 from ciuic.copy.read_through import CopySource
 from ciuic.report.doctor.findings import Subject
 from ciuic.store.place.location import PlaceOptions
+from ciuic.system.buffers import keep_little
 from ciuic.system.clock import Clock
 from ciuic.web.admission import Admission
 from ciuic.web.api import Api
@@ -61,6 +62,7 @@ def make_app(
         names: Names of this machine under which the page is reached, besides those of loopback.
         is_encrypted: Requests come over TLS.
     """
+    keep_little()
     reading = Reading(store_path, subject, clock, options, copies)
     jobs = Jobs(store_path, clock, options, words, reading.changed, copies=copies, logs=logs)
     timelines = Timelines(reading, logs)

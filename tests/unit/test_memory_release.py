@@ -33,3 +33,37 @@ def test_free_memory_between_blocks_is_returned_to_the_system():
 
     assert before - after > 90 << 20
     assert last == 99
+
+
+WAITING = """
+import resource, sys
+from ciuic.system.buffers import keep_little
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+if sys.argv[1] == "little":
+    keep_little()
+bytes(20 << 20)
+before = resident_bytes()
+blocks = [b"x" * 60_000 for _ in range(200)]
+del blocks
+print(resident_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not the GNU C library")
+def test_a_process_that_waits_keeps_less_freed_memory_than_malloc_would():
+    def kept_bytes(how: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", WAITING, how],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return int(done.stdout)
+
+    assert kept_bytes("little") < 2 << 20
+    assert kept_bytes("as it is") > 8 << 20
