@@ -12,7 +12,16 @@ from benchmarks import chain, cow, failure, library, measure, mounted, report, t
 from benchmarks.corpus import FULL, QUICK, Corpus, free_space_bytes
 from benchmarks.mounts import KINDS
 from benchmarks.rows import DATA_SETS, Bench, measure_rows
-from benchmarks.tools import Borg, Ciuic, Copy, Restic, Tool, compile_program, find_ciuic
+from benchmarks.tools import (
+    Borg,
+    Borg2,
+    Ciuic,
+    Copy,
+    Restic,
+    Tool,
+    compile_program,
+    find_ciuic,
+)
 
 ALL_ROWS = range(1, 31)
 SPACE_BYTES = {"full": 50 << 30, "quick": 8 << 30}
@@ -56,6 +65,9 @@ def parse_arguments(cache: Path) -> argparse.Namespace:
     parser.add_argument(
         "--ciuic", type=Path, default=find_ciuic(), help="the executable to measure"
     )
+    parser.add_argument(
+        "--borg2", action="store_true", help="also measure borg 2, which no mark refers to"
+    )
     parser.add_argument("--peers-only", action="store_true", help="leave ciuic out")
     parser.add_argument("--place", type=Path, default=cache, help="directory to make stores in")
     parser.add_argument("--output", type=Path, help="Markdown page to write; JSON goes beside it")
@@ -72,7 +84,13 @@ def contestants(options: argparse.Namespace, cache: Path, work: Path) -> list[To
     borg = cache / "borg" / "bin" / "borg"
     if not borg.exists() or shutil.which("restic") is None:
         raise SystemExit("restic or borg is missing: run scripts/install-peers first")
-    tools: list[Tool] = [Restic(work), Borg(work, borg), Copy(work)]
+    tools: list[Tool] = [Restic(work), Borg(work, borg)]
+    if options.borg2:
+        borg2 = cache / "borg2" / "bin" / "borg"
+        if not borg2.exists():
+            raise SystemExit("borg 2 is missing: scripts/install-peers says why it cannot be built")
+        tools.append(Borg2(work, borg2))
+    tools.append(Copy(work))
     return tools if options.peers_only else [Ciuic(work, options.ciuic.absolute()), *tools]
 
 

@@ -52,8 +52,8 @@ CODED = {"adam100": 3, "adam10": 8, "bf16-100": 3}
 deltas."""
 CODEC_MARKS = {"encode": 400e6, "decode": 600e6}
 """Bytes of fp32 per second, by one thread."""
-STRONGER = {"restic": "max", "borg": "zstd,9"}
-USUAL = {"restic": "auto", "borg": "zstd,3"}
+STRONGER = {"restic": "max", "borg": "zstd,9", "borg2": "zstd,9"}
+USUAL = {"restic": "auto", "borg": "zstd,3", "borg2": "zstd,3"}
 
 Layout = Callable[[Path, Sequence[Path], int], None]
 
@@ -148,7 +148,7 @@ class Chains:
         for level in (USUAL, STRONGER):
             found = [tool for tool in tools if tool.home.name.endswith(level[tool.name])]
             held = {tool.name: [length_bytes(tool.store) / 1e6] for tool in [*ours, *found]}
-            how = ", ".join(f"{peer} {setting}" for peer, setting in level.items())
+            how = ", ".join(f"{tool.name} {level[tool.name]}" for tool in found)
             goal = Goal(20, f"{len(states)} snapshots of {name}, {layout}; {how}", stated, factor)
             self._bench.add(goal, {**held, "limit": [raw]}, unit="MB")
             for tool in ours:
@@ -227,7 +227,7 @@ class Chains:
     def _with(self, tool: Tool, compression: dict[str, str]) -> Tool:
         """Return the peer with this compression, and a store of its own."""
         if isinstance(tool, Borg):
-            return Borg(self._bench.work, tool.executable, compression[tool.name])
+            return type(tool)(self._bench.work, tool.executable, compression[tool.name])
         return Restic(self._bench.work, compression[tool.name])
 
     def _grow(
@@ -415,7 +415,7 @@ def look(tool: Tool) -> list[Command]:
         return [tool.command("list")]
     if isinstance(tool, Restic):
         return [tool.command("snapshots")]
-    return [tool.command("list", str(tool.store))] if isinstance(tool, Borg) else []
+    return [tool.listed()] if isinstance(tool, Borg) else []
 
 
 def bytes_of(state: Path) -> int:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from benchmarks import measure
 from benchmarks.measure import Command, RunFailedError
 from benchmarks.rows import Bench, Goal
-from benchmarks.tools import Borg, Ciuic, Restic, Tool
+from benchmarks.tools import Borg, Borg2, Ciuic, Restic, Tool
 
 ROWS = frozenset(range(27, 31))
 SEED = 2026
@@ -71,6 +71,8 @@ class Mounts:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
+        # The borg 2 of `scripts/install-peers` has no FUSE.
+        self._tools = [tool for tool in bench.stores if not isinstance(tool, Borg2)]
         self._checkpoints = bench.corpus.checkpoints()
         self._small_files = bench.corpus.small_files()
         files = [path for path in self._checkpoints.rglob("*") if path.is_file()]
@@ -78,7 +80,7 @@ class Mounts:
 
     def measure(self, wanted: set[int]) -> None:
         """Take the snapshots, then run the rows."""
-        for tool in self._bench.stores:
+        for tool in self._tools:
             tool.fresh([self._checkpoints, self._small_files])
             measure.run(tool.snapshot())
         if 27 in wanted:
@@ -100,10 +102,10 @@ class Mounts:
         self, once: Callable[[Mounted], float], before_turn: Callable[[], None] = lambda: None
     ) -> dict[str, list[float]]:
         """Mount each tool's store in turn, and measure something there."""
-        found: dict[str, list[float]] = {tool.name: [] for tool in self._bench.stores}
+        found: dict[str, list[float]] = {tool.name: [] for tool in self._tools}
         for _ in range(self._bench.turns):
             before_turn()
-            for tool in self._bench.stores:
+            for tool in self._tools:
                 self._bench.prepare("warm", [tool.store])
                 with mounted(tool, self._bench.work / "mount") as there:
                     found[tool.name].append(once(there))

@@ -12,26 +12,18 @@ from pathlib import Path
 from benchmarks.rows import Line, Ratio
 from benchmarks.tools import Tool
 
-COLUMNS = (
-    "row",
-    "what",
-    "mark",
-    "ciuic",
-    "restic",
-    "borg",
-    "limit",
-    "vs restic",
-    "vs borg",
-    "of limit",
-    "met",
-)
+TOOLS = ("ciuic", "restic", "borg", "borg2", "limit")
+OPTIONAL = "borg2"
 VERDICTS = {True: "yes", False: "**no**", None: ""}
 
 
 def table(lines: Sequence[Line]) -> str:
     """Return all lines, ordered by row; ratios are medians of the turns, with their range."""
-    rows = [COLUMNS, tuple("---" for _ in COLUMNS)]
-    rows += [_cells(line) for line in sorted(lines, key=lambda line: line.row)]
+    tools = [
+        tool for tool in TOOLS if tool != OPTIONAL or any(tool in line.values for line in lines)
+    ]
+    rows = [_head(tools), ["---"] * len(_head(tools))]
+    rows += [_cells(line, tools) for line in sorted(lines, key=lambda line: line.row)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
 
 
@@ -77,12 +69,15 @@ def machine_facts(place: Path) -> dict[str, str]:
     }
 
 
-def _cells(line: Line) -> tuple[str, ...]:
-    values = [
-        _value(line.values.get(name), line.unit) for name in ("ciuic", "restic", "borg", "limit")
-    ]
-    ratios = [_ratio(line.ratios.get(name)) for name in ("restic", "borg", "limit")]
-    return (str(line.row), line.what, line.mark, *values, *ratios, VERDICTS[line.met])
+def _head(tools: Sequence[str]) -> list[str]:
+    ratios = ["of limit" if tool == "limit" else f"vs {tool}" for tool in tools[1:]]
+    return ["row", "what", "mark", *tools, *ratios, "met"]
+
+
+def _cells(line: Line, tools: Sequence[str]) -> list[str]:
+    values = [_value(line.values.get(name), line.unit) for name in tools]
+    ratios = [_ratio(line.ratios.get(name)) for name in tools[1:]]
+    return [str(line.row), line.what, line.mark, *values, *ratios, VERDICTS[line.met]]
 
 
 def _value(value: float | None, unit: str) -> str:

@@ -174,7 +174,7 @@ class Borg:
     name = "borg"
 
     def __init__(self, work: Path, executable: Path, compression: str | None = None) -> None:
-        self.home = work / f"borg-{compression or 'default'}"
+        self.home = work / f"{self.name}-{compression or 'default'}"
         self.store = self.home / "store"
         self.executable = executable
         self._sources: Sequence[Path] = ()
@@ -182,18 +182,22 @@ class Borg:
         self._compression = compression
 
     def fresh(self, sources: Sequence[Path]) -> None:
-        """Runs `borg init --encryption none`."""
+        """Make an empty store."""
         _empty(self.home)
         self._sources = sources
         self._count = 0
-        run(self.command("init", "--encryption", "none", str(self.store)))
+        run(self.created())
+
+    def created(self) -> Command:
+        """`borg init --encryption none`."""
+        return self.command("init", "--encryption", "none", str(self.store))
 
     def snapshot(self) -> Command:
         """`borg create STORE::NAME SOURCE...`."""
         self._count += 1
         level = ["--compression", self._compression] if self._compression else []
-        name = f"{self.store}::{self._count}"
-        return self.command("create", *level, name, *map(str, self._sources))
+        name = self.archive(str(self._count))
+        return self.command("create", *level, *name, *map(str, self._sources))
 
     def snapshots(self) -> list[str]:
         """Their numbers."""
@@ -208,7 +212,7 @@ class Borg:
         )
         target.mkdir(parents=True, exist_ok=True)
         name = str(self._count) if snapshot == "latest" else snapshot
-        return self.command("extract", f"{self.store}::{name}", *chosen, directory=target)
+        return self.command("extract", *self.archive(name), *chosen, directory=target)
 
     def restored(self, path: Path, target: Path) -> Path:
         """The whole path, below the target."""
@@ -222,6 +226,19 @@ class Borg:
         """`borg check --verify-data`."""
         return self.command("check", "--verify-data", str(self.store))
 
+    def listed(self) -> Command:
+        """`borg list`."""
+        return self.command("list", str(self.store))
+
+    def deleted(self, names: Sequence[str]) -> list[Command]:
+        """`borg delete NAME...` and `borg compact`."""
+        store = str(self.store)
+        return [self.command("delete", store, *names), self.command("compact", store)]
+
+    def archive(self, name: str) -> list[str]:
+        """The arguments that name a snapshot."""
+        return [f"{self.store}::{name}"]
+
     def version(self) -> str:
         """As `borg --version` says it."""
         return run(Command((str(self.executable), "--version"))).output.strip()
@@ -233,6 +250,39 @@ class Borg:
             "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
         }
         return Command((str(self.executable), *arguments), environment, directory)
+
+
+class Borg2(Borg):
+    """borg 2, which is not released: `scripts/install-peers` installs the newest that builds.
+
+    Its repository is an option instead of a part of an archive's name.
+    """
+
+    name = "borg2"
+
+    def created(self) -> Command:
+        """`borg repo-create --encryption none`."""
+        return self.command("repo-create", "--encryption", "none")
+
+    def verify(self) -> Command:
+        """`borg check --verify-data`."""
+        return self.command("check", "--verify-data")
+
+    def listed(self) -> Command:
+        """`borg repo-list`."""
+        return self.command("repo-list")
+
+    def deleted(self, names: Sequence[str]) -> list[Command]:
+        """`borg delete NAME` for each, and `borg compact`."""
+        return [*(self.command("delete", name) for name in names), self.command("compact")]
+
+    def archive(self, name: str) -> list[str]:
+        """Its name alone."""
+        return [name]
+
+    def command(self, *arguments: str, directory: Path | None = None) -> Command:
+        """Any borg command on this repository."""
+        return super().command("--repo", str(self.store), *arguments, directory=directory)
 
 
 class Copy:

@@ -154,8 +154,7 @@ def halved(tool: Tool) -> Command:
     elif isinstance(tool, Restic):
         steps = [tool.command("forget", *names[::2], "--prune")]
     elif isinstance(tool, Borg):
-        store = str(tool.store)
-        steps = [tool.command("delete", store, *names[::2]), tool.command("compact", store)]
+        steps = tool.deleted(names[::2])
     else:
         raise NotImplementedError(tool.name)
     return in_turn(steps)
