@@ -82,6 +82,8 @@ def command(
                 print_json_array(snapshot_json(row) for row in rows)
             else:
                 print_descent(rows, shown_ids(store), graph=graph)
+                if not rows and (tag is not None or root is not None):
+                    click.echo("no snapshot matches --tag and --root", err=True)
             return
         found = history(store, snapshots, wanted)
         short = {} if as_json else shown_ids(store)

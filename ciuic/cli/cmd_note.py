@@ -34,7 +34,9 @@ def command(
     A snapshot has one note of at most 4,096 characters. A new note replaces it. 'ciuic list' and
     'ciuic show' show it too.
     """
-    if text is not None and (remove or not text):
+    if text is not None and remove:
+        raise UsageError("--remove takes no text", hint="To replace a note, leave out --remove.")
+    if text == "":
         raise UsageError("a note needs a text", hint="'--remove', without a text, removes a note.")
     changes = text is not None or remove
     with opened(session, write=changes, adds=False, wait_s=wait_s) as store:

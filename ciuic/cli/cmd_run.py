@@ -246,7 +246,7 @@ def _let_go(running: Command, name: str) -> None:
         count = counted(len(left), "process", "processes")
         say(
             f"{count} of job {name} {inflected(len(left), 'is', 'are')} still running",
-            "ciuic no longer guards them.",
+            f"ciuic no longer guards {inflected(len(left), 'it', 'them')}.",
         )
     running.close()
 

@@ -72,7 +72,7 @@ def command(
             err=True,
         )
     for text in dict.fromkeys(remove):
-        if text not in before.tags and text not in add:
+        if text not in before.tags and text not in {*add, *move}:
             click.echo(f"ciuic: {before.id} had no tag '{printable(text)}'", err=True)
     if as_json:
         moved = {"moved_from": moved_from} if move else {}

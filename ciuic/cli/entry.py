@@ -63,8 +63,9 @@ def main() -> None:
         code = _BROKEN_PIPE
         _abandon_output()
     except OSError as error:
-        report_error(_from_system(error), as_json=False)
-        code = FAILED
+        said = _from_system(error)
+        report_error(said, as_json=False)
+        code = exit_code(said)
         _abandon_output()
     except (MemoryError, ImportError, RuntimeError) as error:
         short = shortage(error)
@@ -154,7 +155,19 @@ def _from_system(error: OSError) -> CiuicError:
             f"the output cannot be written: {what}",
             hint="Send it elsewhere. 'ciuic list' shows what a command did that changes the store.",
         )
+    if error.errno == errno.ENOENT and not error.filename and _is_directory_gone():
+        return UsageError(
+            "the current directory no longer exists", hint="Change to another directory."
+        )
     where = f" {os.fspath(error.filename)!r}" if error.filename else ""
     is_own_limit = error.errno in {errno.EMFILE, errno.ENFILE}
     hint = ResourceError.default_hint if is_own_limit else ""
     return CiuicError(f"the operating system refused{where}: {what}", hint=hint)
+
+
+def _is_directory_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

@@ -167,7 +167,7 @@ def _refuse_memory(manifest: Manifest, path: bytes) -> None:
             raise UsageError(
                 f"{path_text(path)} has no place on this machine: a training program saved it from"
                 " its memory",
-                hint="Give a directory with -d DIR.",
+                hint="Give 'ciuic restore' a directory with -d DIR.",
             )
 
 
@@ -226,7 +226,7 @@ def refuse_existing(targets: list[Target], *, overwrite: bool) -> None:
         if not os.path.isdir(above):
             raise TargetError(
                 f"{path_text(above)} is not a directory",
-                hint="Give a directory with -d.",
+                hint="Give 'ciuic restore' another directory with -d DIR.",
             )
     if overwrite:
         return

@@ -459,9 +459,11 @@ def test_a_working_directory_that_is_gone_hinders_nothing_that_does_not_need_it(
         "bash", "-c", line + f"restore -s latest -p {taken.source}/odd -d {taken.directory}/out"
     )
     relative = run("bash", "-c", line + "ls latest odd")
+    store = run("bash", "-c", line + "--store st list")
 
     assert listed.code == restored.code == 0, listed.said() + restored.said()
     refused(relative, 2, "directory")
+    refused(store, 2, "the current directory no longer exists")
 
 
 def test_a_named_pipe_and_a_terminal_device_are_never_waited_for(fresh):

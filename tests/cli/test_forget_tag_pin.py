@@ -393,6 +393,24 @@ def test_tags_are_shown_one_a_line_after_the_change(taken: Place) -> None:
     assert taken.run_here("list", "--tag", "b", "--machine-readable").out == ""
 
 
+def test_a_tag_that_moves_here_and_is_removed_was_there(taken: Place) -> None:
+    done = taken.run_here("tag", "latest", "--move", "best", "--remove", "best")
+    assert "had no tag" not in done.err
+
+
+def test_a_note_is_removed_without_a_text(taken: Place) -> None:
+    refused(taken.run_here("note", "latest", "x", "--remove"), 2, "--remove takes no text")
+    refused(taken.run_here("note", "latest", ""), 2, "a note needs a text")
+
+
+def test_a_history_without_snapshots_says_so(taken: Place) -> None:
+    for option in (["--tag", "unknown"], ["--root", "/unknown"]):
+        done = taken.run_here("log", *option)
+        assert done.code == 0
+        assert "no snapshot matches" in done.err
+    assert taken.run_here("log").err == ""
+
+
 def test_a_pin_is_shown_and_keeps_a_snapshot(taken: Place) -> None:
     name = taken.ids()[2]
     assert taken.run_here("pin", name).out == f"{name} is pinned\n"

@@ -112,6 +112,13 @@ def test_a_restore_to_the_memory_of_a_program_is_refused_in_one_sentence(box, st
     assert (tmp_path / "as/state.json").read_bytes() == state[b"state.json"]
 
 
+def test_a_checkout_of_memory_names_the_command_that_can_restore_it(box, state):
+    report = take(box, state)
+    done = box.ciuic("checkout", report.id, "/state")
+    assert done.code == 2
+    assert "Give 'ciuic restore' a directory with -d DIR." in done.err
+
+
 def test_a_file_of_the_disk_and_the_same_file_in_memory_are_stored_once(box, state):
     (box.source / "model.safetensors").write_bytes(state[WEIGHTS])
     first = box.take()

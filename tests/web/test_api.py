@@ -236,6 +236,15 @@ def test_a_range_is_a_slice(size: int, begin: int, end: int):
     assert asked(f"bytes=-{end}") == (data[-end:] if end and size else None)
 
 
+def test_a_number_of_any_length_is_beyond_the_file():
+    long = "9" * 5000
+    assert parse_range(f"bytes=1-{long}", 10) == ByteSpan(1, 10)
+    assert parse_range(f"bytes=-{long}", 10) == ByteSpan(0, 10)
+    assert parse_range(f"bytes={'0' * 30}2-", 10) == ByteSpan(2, 10)
+    with pytest.raises(RangeError):
+        parse_range(f"bytes={long}-", 10)
+
+
 @pytest.mark.parametrize("text", ["bytes=", "bytes=-", "bytes=5-2", "bytes=0-1,3-4", "lines=1-2"])
 def test_a_range_that_means_nothing_is_ignored(text: str):
     assert parse_range(text, 100) is None
