@@ -103,6 +103,9 @@ class CiuicError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = self.default_hint if hint is None else hint
+        if self.hint:
+            # Python prints it below the message, if a program lets the error through.
+            self.add_note(self.hint)
         # Any: a part of a JSON document.
         self.done: Mapping[str, Any] = {}
 

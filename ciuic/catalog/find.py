@@ -49,6 +49,7 @@ def find_snapshot(
     *,
     holding: Sequence[bytes] = (),
     tagged: bool = False,
+    untagged: str = "",
     listed: Sequence[SnapshotSummary] | None = None,
 ) -> SnapshotSummary:
     """Return the snapshot that ``text`` means: an ID, a prefix of an ID, ``latest``, or a time.
@@ -65,6 +66,7 @@ def find_snapshot(
             hold all of them; if none does, they mean what they mean without paths.
         tagged: What is none of these may be a tag: it means the newest snapshot that has it. A
             word without ``cs-`` that is both the beginning of an ID and a tag is refused.
+        untagged: For the message, if the caller has found that ``text`` is no tag either.
         listed: All listed snapshots, newest first, if the caller has them.
 
     Raises:
@@ -96,10 +98,12 @@ def find_snapshot(
         named = _with_tag(snapshots, text) if tagged else None
         if named is not None:
             return named
+        why = "no snapshot has this tag" if tagged else untagged
+        more, tag = (f", and {why}", ", a tag") if why else ("", "")
         raise UsageError(
-            f"'{text}' is not a snapshot's ID{', and no snapshot has this tag' * tagged}",
-            hint=f"Give cs- and hex digits, 'latest', 'latest-valid'{', a tag' * tagged}, or a time"
-            " such as '2026-06-15 14:30'.",
+            f"'{text}' is not a snapshot's ID{more}",
+            hint=f"Give cs- and hex digits, 'latest', 'latest-valid'{tag}, or a time such as"
+            " '2026-06-15 14:30'.",
         )
     for snapshot in snapshots:
         if snapshot.taken_ns <= until_ns:

@@ -1,9 +1,11 @@
 """When a save is due. Arithmetic only: no clock, no store."""
 
 import re
+from numbers import Real
 from typing import Final
 
 from ciuic.errors import UsageError
+from ciuic.training.values.arguments import shown, whole_number
 from ciuic.units import parse_duration_s
 
 __all__ = ["Cadence", "duration_s"]
@@ -25,9 +27,18 @@ def duration_s(name: str, value: float | str | None) -> float | None:
                 f"{name}={value!r} is not a duration",
                 hint="Give seconds, or a duration such as '1h'; interval also takes '500 steps'.",
             ) from error
-    if value is not None and not value > 0:
-        raise UsageError(f"{name}={value!r} is not more than 0")
-    return value
+    elif value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+        raise UsageError(
+            f"{name}={shown(value)} is neither a number of seconds nor a duration",
+            hint="Give seconds, or a duration such as '1h'; interval also takes '500 steps'.",
+        )
+    if value is None:
+        return None
+    if not value > 0:
+        raise UsageError(
+            f"{name}={value!r} is not more than 0", hint="Give seconds, or a duration such as '1h'."
+        )
+    return float(value)
 
 
 class Cadence:
@@ -52,14 +63,11 @@ class Cadence:
         now_s: float,
     ) -> None:
         steps = _STEPS.fullmatch(interval) if isinstance(interval, str) else None
-        full = full_every
+        full = _steps("full_every", full_every)
         if steps is not None:
             full = int(steps[1]) if full is None else min(full, int(steps[1]))
         self._interval_s = None if steps is not None else duration_s("interval", interval)
-        for name, value in (("full_every", full_every), ("weights_every", weights_every)):
-            if value is not None and not value > 0:
-                raise UsageError(f"{name}={value!r} must be more than 0")
-        self._every = {"full": full, "weights": weights_every}
+        self._every = {"full": full, "weights": _steps("weights_every", weights_every)}
         self._last_step: int | None = None
         self._last_s = now_s
 
@@ -90,3 +98,18 @@ class Cadence:
     def saved_full(self, now_s: float) -> None:
         """Note that a full state was saved; the interval begins again."""
         self._last_s = now_s
+
+
+def _steps(name: str, value: object) -> int | None:
+    """Return a number of steps that a constructor was given; None: it was given none.
+
+    Raises:
+        UsageError: It is not a whole number, or not more than 0.
+    """
+    number = whole_number(value)
+    if value is not None and (number is None or number < 1):
+        raise UsageError(
+            f"{name}={shown(value)} must be a whole number and more than 0",
+            hint=f"Give a number of steps, such as {name}=500.",
+        )
+    return number

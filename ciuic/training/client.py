@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -47,6 +48,11 @@ class WriterProcess:
         ranks: The descriptor on which the other ranks connect, the number of ranks, and how many
             seconds to wait for one; None: there are no other ranks.
 
+    Attributes:
+        is_loose: A request may be half sent, or the process works on one that its sender has no
+            future of, because an exception came meanwhile. ``ask`` sets this, and its caller takes
+            it back. If it stays, close this writer.
+
     Raises:
         StoreError: The process cannot be started.
         ResourceError: No thread can be started to listen to it.
@@ -55,9 +61,9 @@ class WriterProcess:
     def __init__(
         self, store_path: str, memory_fd: int, ranks: tuple[int, int, float] | None = None
     ) -> None:
-        self._lock = threading.Lock()
-        self._waiting: list[Future[Message]] = []
-        self._is_closed = False
+        # No lock: an exception between two lines could leave it locked. Each call is atomic.
+        self._waiting: deque[Future[Message]] = deque()
+        self.is_loose = False
         their_requests, self._requests = os.pipe()
         answers, their_answers = os.pipe()
         # Last: ciuic's directory is usually on the path, and must not precede the standard library.
@@ -88,9 +94,12 @@ class WriterProcess:
                 start_new_session=True,
                 cwd="/",
             )
-        except OSError as error:
+        except BaseException as error:
+            # A process that runs already ends when it finds its pipe closed.
             os.close(self._requests)
             os.close(answers)
+            if not isinstance(error, OSError):
+                raise
             raise StoreError(
                 f"the process that stores snapshots cannot be started: {error}",
                 hint="It runs this program's Python: check sys.executable.",
@@ -119,7 +128,7 @@ class WriterProcess:
     @property
     def is_alive(self) -> bool:
         """The process can take requests."""
-        return not self._is_closed and self._process.poll() is None
+        return self._requests >= 0 and self._process.poll() is None
 
     def stand_back(self) -> None:
         """Make the process yield the processors to this program, until ``hurry``."""
@@ -130,12 +139,13 @@ class WriterProcess:
         return set_session_nice(self.pid, 0)
 
     def ask(self, request: Message) -> "Future[Message]":
-        """Send a request; the future gets its answer, or its error."""
+        """Send a request; the future gets its answer, or its error. See ``is_loose``."""
+        # First: answers come in order, so a future must not wait for a request that fails here.
+        data = json.dumps(request).encode() + b"\n"
         future: Future[Message] = Future()
-        with self._lock:
-            self._waiting.append(future)
+        self.is_loose = True
+        self._waiting.append(future)
         try:
-            data = json.dumps(request).encode() + b"\n"
             while data:
                 data = data[os.write(self._requests, data) :]
         except OSError:
@@ -148,33 +158,36 @@ class WriterProcess:
         Args:
             timeout_s: The longest wait for each, in seconds; None: no limit.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
-        # Closing the pipe is not enough: a process that this one has forked may hold it.
-        with contextlib.suppress(OSError):
-            os.write(self._requests, b'{"do": "end"}\n')
-        os.close(self._requests)
+        if self._requests >= 0:
+            # Closing the pipe is not enough: a process that this one has forked may hold it. The
+            # first line end is for a request that was half sent.
+            with contextlib.suppress(OSError):
+                os.write(self._requests, b'\n{"do": "end"}\n')
+            requests, self._requests = self._requests, -1
+            os.close(requests)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         self._listener.join(timeout_s)
 
     def _listen(self, fd: int) -> None:
-        with os.fdopen(fd, "rb") as answers:
-            for line in answers:
-                answer: Message = json.loads(line)
-                with self._lock:
-                    future = self._waiting.pop(0)
-                settle(future, answer)
-        self._fail_all()
+        try:
+            # ValueError: the process was killed while it wrote an answer.
+            with os.fdopen(fd, "rb") as answers, contextlib.suppress(ValueError):
+                for line in answers:
+                    answer: Message = json.loads(line)
+                    settle(self._waiting.popleft(), answer)
+        finally:
+            self._fail_all()
 
     def _fail_all(self) -> None:
         """Fail the requests that will get no answer, because the process has ended."""
         code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        for future in waiting:
+        while self._waiting:
+            try:
+                future = self._waiting.popleft()
+            except IndexError:  # the other thread has taken it
+                break
             future.set_exception(
                 StoreError(
                     f"the process that stores snapshots {how}; this save is lost",

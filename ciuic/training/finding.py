@@ -9,6 +9,7 @@ from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, complete_ones, newest_first
 from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.store import Store
+from ciuic.training.values.arguments import checked_ref
 
 __all__ = [
     "DCP",
@@ -120,6 +121,8 @@ def find_saved(store: Store, ref: int | str, run: str | None) -> SnapshotSummary
         SnapshotNotFoundError: There is none.
         UsageError: ``ref`` cannot mean a snapshot, or means a snapshot of files.
     """
+    ref = checked_ref(ref)
+    whose = "" if run is None else f" of the run {run}"
     tag = f"step-{ref}" if isinstance(ref, int) else ref
     tagged = [
         summary
@@ -129,9 +132,9 @@ def find_saved(store: Store, ref: int | str, run: str | None) -> SnapshotSummary
     if tagged:
         return next((summary for summary in tagged if FULL in summary.tags), tagged[0])
     if isinstance(ref, int):
-        whose = "" if run is None else f" of the run {run}"
         raise SnapshotNotFoundError(f"there is no snapshot of step {ref}{whose} in {store.path}")
-    summary = find_snapshot(store, ref, holding=[STATE_ROOT])
+    untagged = f"no snapshot{whose} has this tag"
+    summary = find_snapshot(store, ref, holding=[STATE_ROOT], untagged=untagged)
     if STATE_ROOT not in summary.roots:
         raise UsageError(f"{summary.id} is a snapshot of files, which 'ciuic restore' restores")
     if DCP in summary.tags:

@@ -14,14 +14,13 @@ from ciuic.errors import CiuicError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import complete_ones, newest_first
 from ciuic.report.tensor_documents import tensor_diff_json
-from ciuic.store.addressed import absolute_address, ensure_store, local_directory
+from ciuic.store.addressed import ensure_store, local_directory
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
 from ciuic.training.cadence import Cadence, duration_s
 from ciuic.training.completeness import Completeness, warn_program
 from ciuic.training.finding import (
     FULL,
-    WEIGHTS,
     SavedSnapshot,
     begun_snapshots,
     find_saved,
@@ -37,8 +36,9 @@ from ciuic.training.preemption import Preemption
 from ciuic.training.ranks.job import check_ranks, job_of_torchrun
 from ciuic.training.retention.claims import Claims
 from ciuic.training.retention.planning import RetentionPlan, Rules, of_channel, plan_retention
-from ciuic.training.retention.policies import Best, Policy, metric_tags
+from ciuic.training.retention.policies import Best, Policy, checked_policies, metric_tags
 from ciuic.training.saves import Saves, check_if_busy
+from ciuic.training.values import arguments
 from ciuic.training.values.pickles import check_pickle_leaves
 
 __all__ = ["SnapshotManager"]
@@ -108,17 +108,19 @@ class SnapshotManager:
         if_busy: Literal["wait", "skip"] = "wait",
         pickle_leaves: Sequence[str] = (),
     ) -> None:
-        self._path = absolute_address(os.fspath(save_dir))
-        self._rules = Rules(max_snapshots, tuple(keep), keep_optimizer)
-        self._layers = checked_layers(layers or ())
+        self._path = arguments.checked_address(save_dir)
+        arguments.checked_run(run)
+        policies = checked_policies(keep)
+        self._rules = Rules(max_snapshots, policies, keep_optimizer)
+        self._layers = checked_layers(layers)
         check_if_busy(if_busy, ranks)
         check_pickle_leaves(pickle_leaves)
         self._clock = SystemClock()
         self._cadence = Cadence(interval, full_every, weights_every, self._clock.monotonic_s())
         grace_s = duration_s("preemption_grace", preemption_grace)
         self._run = run
-        names = {policy.metric: 0 for policy in keep if isinstance(policy, Best)}
-        check_tags([*tags_of(FULL, run, None, None), *metric_tags(keep, names)])
+        names = {policy.metric: 0 for policy in policies if isinstance(policy, Best)}
+        check_tags([*tags_of(FULL, run, None, None), *metric_tags(policies, names)])
         self._job, self._claims = None, None
         if ranks is not None:
             timeout_s = duration_s("rank_timeout", rank_timeout) or 0.0
@@ -212,13 +214,9 @@ class SnapshotManager:
             CiuicError: An earlier save has failed, or with ``wait`` this one. After the failure of
                 an earlier save, this one has not begun.
         """
-        if channel not in {FULL, WEIGHTS}:
-            raise UsageError(f"channel={channel!r} is neither 'full' nor 'weights'")
-        if self._job is not None and step is None:
-            raise UsageError(
-                "a save of several ranks needs step",
-                hint="Give step to save_snapshot: the parts of the ranks are matched by it.",
-            )
+        arguments.checked_channel(channel)
+        epoch = arguments.checked_epoch(epoch)
+        step = arguments.checked_step_of_save(step, has_ranks=self._job is not None)
         with self._lock:
             urgent = self._preemption if channel == FULL and self._is_urgent else None
             if (other := self._saves.wait_for_turn(urgent, wait=wait)) is not None:
@@ -231,11 +229,10 @@ class SnapshotManager:
                 "scaler": scaler,
                 "dataloader": dataloader,
             }
-            take = partial(
-                sections_of, self._job, model, always, others, extra, is_full=channel == FULL
-            )
-            tags = tags_of(channel, self._run, epoch, step)
-            tags += metric_tags(self._rules.policies, metrics)
+            policies = self._rules.policies
+            take = partial(sections_of, self._job, model, always, others, extra)
+            take = partial(take, policies=policies, is_full=channel == FULL)
+            tags = tags_of(channel, self._run, epoch, step) + metric_tags(policies, metrics)
             handle = self._begin(take, channel, tags, step)
             if urgent is not None:
                 self._saves.settle_in_grace(urgent)
@@ -262,7 +259,7 @@ class SnapshotManager:
                 hint="Give interval, full_every, weights_every or preemption_grace, or call"
                 " save_snapshot.",
             )
-        due = self._cadence.due(step, self._clock.monotonic_s())
+        due = self._cadence.due(arguments.checked_step(step), self._clock.monotonic_s())
         return None if due is None else "full" if due == FULL else "weights"
 
     def step(
@@ -310,6 +307,7 @@ class SnapshotManager:
             CiuicError: An earlier save has failed, or the store cannot be read. After any error,
                 ``model`` and ``optimizer`` may hold parts of a snapshot.
         """
+        arguments.checked_channel(FULL if channel is None else channel)
         check_mixture(self._job, channel, fill_layers=fill_layers, join_optimizer=join_optimizer)
         options = self._loads.options(
             model, optimizer, map_location, strict=strict, fills=fill_layers
@@ -388,7 +386,7 @@ class SnapshotManager:
         """Pin a snapshot, so that it is never removed, or remove its pin; returns its ID."""
         with self._lock:
             snapshot_id = self._loads.id_of(ref)
-            self._saves.ask({"do": "pin", "id": snapshot_id, "pinned": pinned}).result()
+            self._saves.ask({"do": "pin", "id": snapshot_id, "pinned": bool(pinned)}).result()
         return snapshot_id
 
     def retention_plan(self, channel: Channel = "full") -> RetentionPlan:
@@ -396,6 +394,7 @@ class SnapshotManager:
 
         Each save carries out the plan of its channel, with the new snapshot counted.
         """
+        arguments.checked_channel(channel)
         with self._lock, self._loads.reading() as store:
             snapshots = newest_first(complete_ones(list_snapshots(store)))
             found = of_channel(snapshots, channel, self._run)

@@ -1,7 +1,7 @@
 """The states of a user's objects: anything with ``state_dict``, or containers of arrays."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ciuic.errors import UsageError
@@ -9,6 +9,7 @@ from ciuic.training import rng
 from ciuic.training.fitting import fitting_state
 from ciuic.training.loading.state import LoadedState
 from ciuic.training.ranks.job import Job
+from ciuic.training.retention.policies import Policy, check_metrics
 from ciuic.training.values.pickles import refuse_pickles
 
 __all__ = ["fill", "load_into", "sections_of", "state_of"]
@@ -21,6 +22,7 @@ def sections_of(
     others: Mapping[str, object],
     extra: object,
     *,
+    policies: Sequence[Policy],
     is_full: bool,
 ) -> dict[str, object]:
     """Return the sections of a state by their names; of several ranks, the part of this one.
@@ -31,11 +33,14 @@ def sections_of(
         always: Values that the weights alone have as well.
         others: Objects that only the full state has; None: the user did not give this one.
         extra: A value that only the full state has.
+        policies: Policies that compare metrics.
         is_full: Return the full state, not the weights alone.
 
     Raises:
+        UsageError: A policy cannot compare the value of its metric.
         TypeError: An object has no state; the message has its name.
     """
+    check_metrics(policies, always.get("metrics"))
     sections: dict[str, object] = {}
     is_first = job is None or job.rank == 0
     if is_first:

@@ -18,6 +18,7 @@ from ciuic.training.ranks.client import RankClient
 from ciuic.training.ranks.job import Job
 from ciuic.training.staging.buffer import StagingBuffer
 from ciuic.training.staging.stage import Stager
+from ciuic.training.values.arguments import shown
 
 __all__ = ["Saves", "check_if_busy"]
 
@@ -31,8 +32,11 @@ def check_if_busy(if_busy: str, ranks: str | None) -> None:
     Raises:
         UsageError: It is neither ``wait`` nor ``skip``, or it is ``skip`` with ranks.
     """
-    if if_busy not in {"wait", "skip"}:
-        raise UsageError(f"if_busy={if_busy!r} is neither 'wait' nor 'skip'")
+    if not isinstance(if_busy, str) or if_busy not in {"wait", "skip"}:
+        raise UsageError(
+            f"if_busy={shown(if_busy)} is neither 'wait' nor 'skip'",
+            hint="Give if_busy='wait', or 'skip' to save nothing while a save is under way.",
+        )
     if if_busy == "skip" and ranks is not None:
         raise UsageError(
             "if_busy='skip' cannot be combined with ranks: they would skip different steps",
@@ -119,15 +123,13 @@ class Saves:
         written = [[file.name, file.parts] for file in files]
         do = "save" if self._job is None or self._job.rank == 0 else "part"
         more = {"follows": self._loaded, "copied_frozen": self._stager.has_copied_frozen}
-        answer = self.ask({"do": do, "files": written, **more, **request})
+        writer, answer = self._send({"do": do, "files": written, **more, **request})
+        self._under_way = handle = SaveHandle(answer, writer.hurry)
+        # Only now: from here on, the next save waits for this one before it uses the memory.
+        writer.is_loose = False
         self._loaded = None
-        writer = self._writer
-        if writer is None:
-            self._under_way = SaveHandle(answer)
-        else:
-            writer.stand_back()
-            self._under_way = SaveHandle(answer, writer.hurry)
-        return self._under_way
+        writer.stand_back()
+        return handle
 
     def wait_for_turn(self, urgent: Preemption | None, *, wait: bool) -> SaveHandle | None:
         """Wait for the save under way, so that another one can begin.
@@ -175,6 +177,15 @@ class Saves:
         Returns:
             A future of the answer.
         """
+        self._check_usable()
+        writer, answer = self._send(request)
+        writer.is_loose = False
+        return answer
+
+    # Any: a future of values of JSON.
+    def _send(self, request: dict[str, Any]) -> tuple[WriterProcess | RankClient, Any]:
+        """Send a request; see ``ask``. The caller takes ``is_loose`` of the process back."""
+        self._let_go_of_loose()
         if self._writer is not None and not self._writer.is_alive:
             self._writer.close()
             self._writer = None
@@ -182,7 +193,16 @@ class Saves:
             self._writer = self._connected()
         elif request["do"] not in _IN_BACKGROUND:
             self._writer.hurry()
-        return self._writer.ask(request)
+        return self._writer, self._writer.ask(request)
+
+    def _let_go_of_loose(self) -> None:
+        """After an exception while a request was sent, wait until that process has ended.
+
+        It finishes what it was asked whole, and reads the shared memory until then.
+        """
+        if self._writer is not None and self._writer.is_loose:
+            self._writer.close()
+            self._writer = None
 
     def settle(self, timeout_s: float | None = None) -> SnapshotId | None:
         """Wait for the save under way, and raise its failure if no call has raised it yet.
@@ -195,6 +215,7 @@ class Saves:
             CiuicError: It failed.
         """
         self._check_usable()
+        self._let_go_of_loose()
         handle = self._under_way
         if handle is None:
             return None
@@ -245,6 +266,8 @@ class Saves:
         Args:
             timeout_s: The longest wait in seconds; None: no limit. It finishes in any case.
         """
+        if self._is_closed:
+            return
         self._is_closed = True
         if self._writer is not None:
             self._writer.close(timeout_s)

@@ -85,7 +85,10 @@ def main(
         "publish": worker.publish,
     }
     for line in _lines(requests_fd):
-        request: Request = json.loads(line)
+        try:
+            request: Request = json.loads(line)
+        except ValueError:
+            continue  # the program was interrupted while it sent this; nothing waits for it
         if request["do"] == "end":
             break
         try:

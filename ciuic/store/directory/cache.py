@@ -89,7 +89,7 @@ def _made(path: str) -> str:
                     durable.make_directory(each, 0o700)
     except StoreError as error:
         if isinstance(error.__cause__, NotADirectoryError | PermissionError):
-            error.hint = _ELSEWHERE
+            raise StoreError(error.message, hint=_ELSEWHERE) from error.__cause__
         raise
     return path
 

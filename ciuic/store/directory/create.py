@@ -5,7 +5,7 @@ import os
 from typing import Final
 
 from ciuic.errors import StoreError, UsageError
-from ciuic.store.directory.faults import store_faults
+from ciuic.store.directory.faults import CREATE, store_faults
 from ciuic.store.directory.files import open_or_create
 from ciuic.store.directory.find import read_header, refuse_shared
 from ciuic.store.directory.ownership import refuse_foreign
@@ -56,7 +56,7 @@ def create_store(
         read_header(path)
         return False
     refuse_foreign(path, owner)
-    with store_faults("create the store", path):
+    with store_faults(CREATE, path):
         _make_directories(path)
         header = Header(
             format=FORMAT,

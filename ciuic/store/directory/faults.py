@@ -15,11 +15,14 @@ from ciuic.errors import (
 from ciuic.ids import SnapshotId
 from ciuic.system import durable
 
-__all__ = ["store_faults", "uncertain_change", "uncertain_commit", "uncertain_forget"]
+__all__ = ["CREATE", "store_faults", "uncertain_change", "uncertain_commit", "uncertain_forget"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE}
 _FILE_TOO_LARGE = "Raise the limit on file sizes (ulimit -f, or LimitFSIZE= in the unit)."
+CREATE = "create the store"
+"""What ``store_faults`` is told of a store that does not exist yet."""
+_ELSEWHERE = "Choose a directory in which this user may make files and directories."
 _NOT_YOURS = (
     "Run ciuic as the user who owns the store. If another user has written to it, use 'chown -R' to"
     " give all of it to one user."
@@ -59,7 +62,7 @@ def translated(error: OSError, doing: str, path: str) -> StoreError:
     if error.errno == errno.EFBIG:
         return StoreError(message, hint=_FILE_TOO_LARGE)
     if error.errno in {errno.EACCES, errno.EPERM}:
-        return StoreError(message, hint=_NOT_YOURS)
+        return StoreError(message, hint=_ELSEWHERE if doing == CREATE else _NOT_YOURS)
     if error.errno == errno.EROFS:
         return ReadOnlyError(message)
     return StoreError(message)

@@ -17,7 +17,6 @@ from ciuic.catalog import find_snapshot
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UsageError
 from ciuic.model import SnapshotSummary
 from ciuic.snapshot.memory import STATE_ROOT
-from ciuic.store.addressed import absolute_address
 from ciuic.store.store import Store
 from ciuic.training.dcp.document import DOCUMENT_NAME, Stored, read_document
 from ciuic.training.dcp.shards import check_bytes
@@ -25,6 +24,7 @@ from ciuic.training.dcp.writer import tag_of
 from ciuic.training.finding import DCP, dcp_snapshots
 from ciuic.training.loading.files import StateFiles
 from ciuic.training.loading.opening import opened_with_copies
+from ciuic.training.values.arguments import checked_address, shown
 from ciuic.training.values.arrays import rebuild
 
 __all__ = ["CiuicReader"]
@@ -40,7 +40,12 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
 
     def __init__(self, save_dir: str | os.PathLike[str], ref: str = "latest") -> None:
         super().__init__()
-        self._path = absolute_address(os.fspath(save_dir))
+        self._path = checked_address(save_dir)
+        if not isinstance(ref, str):
+            raise UsageError(
+                f"ref={shown(ref)} does not name a checkpoint",
+                hint="Give 'latest', a tag, an ID or a time, as text.",
+            )
         self._ref = ref
         self._summary: SnapshotSummary | None = None
         self._stored: dict[Any, Stored] = {}
@@ -217,7 +222,8 @@ def _find(store: Store, ref: str) -> SnapshotSummary:
     tagged = [summary for summary in saved if ref in summary.tags]
     if tagged:
         return tagged[0]
-    summary = find_snapshot(store, ref, holding=[STATE_ROOT])
+    untagged = "no checkpoint has this tag"
+    summary = find_snapshot(store, ref, holding=[STATE_ROOT], untagged=untagged)
     if STATE_ROOT not in summary.roots or DCP not in summary.tags:
         raise UsageError(f"{summary.id} is not a checkpoint of torch.distributed.checkpoint")
     return summary

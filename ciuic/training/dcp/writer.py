@@ -18,7 +18,7 @@ from ciuic.errors import CiuicError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.snapshot.memory import MemoryRequest, take_from_memory
 from ciuic.snapshot.memory_files import MemoryFile
-from ciuic.store.addressed import absolute_address, ensure_store, open_at_address
+from ciuic.store.addressed import ensure_store, open_at_address
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.training.dcp.document import DOCUMENT_NAME, Stored, write_document
@@ -28,6 +28,7 @@ from ciuic.training.finding import DCP
 from ciuic.training.retention.keeping import Keeper
 from ciuic.training.retention.planning import Rules
 from ciuic.training.retention.removing import remove_older
+from ciuic.training.values.arguments import checked_address, shown
 
 __all__ = ["CiuicWriter", "tag_of"]
 
@@ -35,7 +36,16 @@ _LOCK_WAIT_S: Final = 600.0
 
 
 def tag_of(checkpoint_id: str | os.PathLike[str]) -> str:
-    """Return the tag for a ``checkpoint_id``: the last part of a path."""
+    """Return the tag for a ``checkpoint_id``: the last part of a path.
+
+    Raises:
+        UsageError: It is not a path.
+    """
+    if not isinstance(checkpoint_id, str | os.PathLike):
+        raise UsageError(
+            f"checkpoint_id={shown(checkpoint_id)} is not text",
+            hint="Give text, such as checkpoint_id='step-500'; its last part becomes a tag.",
+        )
     return os.path.basename(os.fspath(checkpoint_id).rstrip("/"))
 
 
@@ -54,8 +64,7 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
         self, save_dir: str | os.PathLike[str], *, max_snapshots: int | None = None
     ) -> None:
         super().__init__()
-        path = os.fspath(save_dir)
-        self._path = absolute_address(path)
+        self._path = checked_address(save_dir)
         self._rules = None if max_snapshots is None else Rules(max_snapshots)
         self._tags: tuple[str, ...] = (DCP,)
         self._rank = 0

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ciuic.errors import UsageError
+from ciuic.training.values.arguments import checked_items, shown
 
 __all__ = ["Layer", "as_json", "as_layers", "checked_layers", "group_file", "group_of", "groups_of"]
 
@@ -36,21 +37,29 @@ class Layer:
     frozen: bool = False
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or self.name == _REST:
+        is_text = isinstance(self.name, str)
+        if not is_text or not _NAME.fullmatch(self.name) or self.name == _REST:
             raise UsageError(
-                f"{self.name!r} cannot be the name of a layer",
+                f"{shown(self.name)} cannot be the name of a layer",
                 hint="Use up to 64 letters, digits, '-' and '_'; the name 'rest' is taken.",
+            )
+        if not isinstance(self.pattern, str):
+            raise UsageError(
+                f"the pattern {shown(self.pattern)} of the layer {self.name} is not text",
+                hint="Give a regular expression, such as Layer('attention', 'attn').",
             )
         try:
             re.compile(self.pattern)
         except re.error as error:
             raise UsageError(
                 f"the pattern {self.pattern!r} of the layer {self.name} is not a regular"
-                f" expression: {error}"
+                f" expression: {error}",
+                hint="Write a backslash before a bracket that stands for itself.",
             ) from error
         if self.every is not None and (type(self.every) is not int or self.every < 1):
             raise UsageError(
-                f"every={self.every!r} of the layer {self.name} is not a number of 1 or more"
+                f"every={shown(self.every)} of the layer {self.name} is not a number of 1 or more",
+                hint="Give a whole number of steps, such as every=1000.",
             )
         if self.frozen and self.every is not None:
             raise UsageError(
@@ -58,17 +67,20 @@ class Layer:
             )
 
 
-def checked_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Check the layers that a constructor was given, and return them.
+def checked_layers(layers: object) -> tuple[Layer, ...]:
+    """Check the layers that a constructor was given, and return them; None: there are none.
 
     Raises:
-        UsageError: Two layers have one name.
+        UsageError: It is not a list of layers, or two layers have one name.
     """
-    names = [layer.name for layer in layers]
+    hint = "Give a list of Layer, such as layers=[Layer('attention', 'attn')]."
+    given = () if layers is None else layers
+    found: tuple[Layer, ...] = checked_items("layers", given, Layer, what="layers", hint=hint)
+    names = [layer.name for layer in found]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"two layers have the name {name!r}", hint="Give each its own name.")
-    return tuple(layers)
+    return found
 
 
 def group_of(layers: Iterable[Layer], parameter: str) -> str:

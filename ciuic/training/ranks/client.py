@@ -28,6 +28,9 @@ class RankClient:
         memory_fd: The shared memory with the part of this rank.
         clock: Gives the time.
 
+    Attributes:
+        is_loose: See ``WriterProcess``.
+
     Raises:
         StoreError: Rank 0 cannot be reached.
         ResourceError: No thread can be started to listen to it.
@@ -39,6 +42,7 @@ class RankClient:
         self._lock = threading.Lock()
         self._waiting: list[Future[Message]] = []
         self._is_over = False
+        self.is_loose = False
         self._socket = self._connect(clock)
         self._listener = threading.Thread(target=self._listen, name="ciuic-rank", daemon=True)
         try:
@@ -76,6 +80,7 @@ class RankClient:
                 hint="Call this method on rank 0.",
             )
         future: Future[Message] = Future()
+        self.is_loose = True
         with self._lock:
             self._waiting.append(future)
         try:

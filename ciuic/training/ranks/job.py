@@ -75,7 +75,10 @@ def check_ranks(ranks: str, *, seconds: object, grace_s: float | None) -> None:
         UsageError: Always, unless ``ranks`` is ``torchrun`` and the others are None.
     """
     if ranks != "torchrun":
-        raise UsageError(f"ranks={ranks!r} is not 'torchrun'")
+        raise UsageError(
+            f"ranks={ranks!r} is not 'torchrun'",
+            hint="Give ranks='torchrun', or leave it out for one process.",
+        )
     if seconds is not None:
         raise UsageError(
             f"interval={seconds!r} is a time, and ranks reach it at different steps",

@@ -16,6 +16,7 @@ from ciuic.system.machine import this_machine
 from ciuic.training.finding import DCP, FULL, WEIGHTS, run_of
 from ciuic.training.reducing import REDUCED
 from ciuic.training.retention.policies import Policy, as_json, as_policies, kept_by
+from ciuic.training.values.arguments import shown
 
 __all__ = [
     "RetentionPlan",
@@ -47,7 +48,10 @@ class Rules:
         ):
             is_optional = name == "keep_optimizer" and value is None
             if not is_optional and (type(value) is not int or value < 1):
-                raise UsageError(f"{name}={value!r} is not a number of 1 or more")
+                raise UsageError(
+                    f"{name}={shown(value)} is not a number of 1 or more",
+                    hint=f"Give a whole number, such as {name}=10.",
+                )
 
     def as_json(self) -> dict[str, Any]:
         """Return them as JSON, for the writer's process."""

@@ -13,6 +13,7 @@ from ciuic.errors import UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.training.cadence import duration_s
+from ciuic.training.values.arguments import checked_items, shown
 
 __all__ = [
     "Best",
@@ -21,11 +22,15 @@ __all__ = [
     "Younger",
     "as_json",
     "as_policies",
+    "check_metrics",
+    "checked_policies",
     "kept_by",
     "metric_tags",
 ]
 
 _NS: Final = 1_000_000_000
+_NO_NUMBER: Final = (TypeError, ValueError, RuntimeError, OverflowError)
+"""What Python, numpy and torch raise for a value that is not one number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +48,17 @@ class Best:
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.metric, str) or not self.metric:
+            raise UsageError(
+                f"metric={shown(self.metric)} is not the name of a metric",
+                hint="Give a key of metrics, such as Best('loss').",
+            )
         _check_count("count", self.count)
-        if self.mode not in {"min", "max"}:
-            raise UsageError(f"mode={self.mode!r} is neither 'min' nor 'max'")
+        if not isinstance(self.mode, str) or self.mode not in {"min", "max"}:
+            raise UsageError(
+                f"mode={shown(self.mode)} is neither 'min' nor 'max'",
+                hint="Give mode='min' if low values are good, or mode='max'.",
+            )
 
     def kept(self, snapshots: Sequence[SnapshotSummary], _: int) -> Iterable[SnapshotSummary]:
         """Return those that stay of the snapshots of a channel, which come oldest first."""
@@ -92,7 +105,11 @@ class Younger:
     age: float | str
 
     def __post_init__(self) -> None:
-        duration_s("age", self.age)
+        age_s = duration_s("age", self.age)
+        if age_s is None:
+            raise UsageError("age=None is not an age", hint="Give seconds, or text such as '1d'.")
+        if not isinstance(self.age, str):
+            object.__setattr__(self, "age", age_s)  # a number of numpy becomes one of Python
 
     def kept(self, snapshots: Sequence[SnapshotSummary], now_ns: int) -> Iterable[SnapshotSummary]:
         """Return those that stay of the snapshots of a channel, which come oldest first."""
@@ -134,17 +151,69 @@ def kept_by(
 
 def metric_tags(policies: Iterable[Policy], metrics: object) -> tuple[str, ...]:
     """Return a tag for the value of each metric that a policy compares."""
-    names = dict.fromkeys([policy.metric for policy in policies if isinstance(policy, Best)])
     values = metrics if isinstance(metrics, Mapping) else {}
     tags = []
-    for name in names:
+    for name in _compared(policies):
         try:
-            value = float(values.get(name, math.nan))
-        except (TypeError, ValueError):
+            value = _as_number(values.get(name, math.nan))
+        except _NO_NUMBER:
             continue
         if not math.isnan(value):
             tags.append(f"{name}={value!r}")
     return tuple(tags)
+
+
+def checked_policies(keep: object) -> tuple[Policy, ...]:
+    """Return the policies that a constructor was given.
+
+    Raises:
+        UsageError: It is not a list of policies.
+    """
+    hint = "Give a list of Best, EverySteps and Younger, such as keep=[Best('loss')]."
+    kinds = (Best, EverySteps, Younger)
+    return checked_items("keep", keep, kinds, what="policies", hint=hint)
+
+
+def check_metrics(policies: Iterable[Policy], metrics: object) -> None:
+    """Check the values that policies compare. A metric may be missing, or None.
+
+    Raises:
+        UsageError: One of them is not a number.
+    """
+    for name in _compared(policies) if metrics is not None else ():
+        if not isinstance(metrics, Mapping):
+            raise UsageError(
+                f"metrics={shown(metrics)} is not a dict, and Best({name!r}) compares a key of it",
+                hint=f"Give a dict, such as metrics={{{name!r}: 0.5}}.",
+            )
+        value = metrics.get(name)
+        try:
+            number = None if value is None else _as_number(value)
+        except _NO_NUMBER:
+            number = None
+        if value is not None and number is None:
+            raise UsageError(
+                f"metrics[{name!r}]={shown(value)} is not a number, and Best({name!r}) compares it",
+                hint="Give a number, or None if this state has none.",
+            )
+
+
+def _compared(policies: Iterable[Policy]) -> list[str]:
+    """Return the metrics that policies compare, each once."""
+    return list(dict.fromkeys([one.metric for one in policies if isinstance(one, Best)]))
+
+
+def _as_number(value: Any) -> float:
+    """Return the number in a metric: a number, or a tensor or an array of one element.
+
+    Raises:
+        Exception: One of ``_NO_NUMBER``; it is none.
+    """
+    item = getattr(value, "item", None)
+    plain = item() if callable(item) else value
+    if isinstance(plain, str | bytes):
+        raise TypeError("a text is not a number")
+    return float(plain)
 
 
 def _tagged(snapshot: SnapshotSummary, head: str) -> float | None:
@@ -160,4 +229,7 @@ def _tagged(snapshot: SnapshotSummary, head: str) -> float | None:
 
 def _check_count(name: str, value: object) -> None:
     if type(value) is not int or value < 1:
-        raise UsageError(f"{name}={value!r} is not a number of 1 or more")
+        raise UsageError(
+            f"{name}={shown(value)} is not a number of 1 or more",
+            hint=f"Give a whole number, such as {name}=10.",
+        )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ciuic.errors import UsageError
+from ciuic.training.values.arguments import checked_items
 
 __all__ = ["PICKLE", "PickledLeaf", "Pickles", "check_pickle_leaves", "refuse_pickles"]
 
@@ -100,11 +100,8 @@ def check_pickle_leaves(allowed: Sequence[str]) -> None:
     Raises:
         UsageError: It is a single text, which is a sequence too, or an item is not a name.
     """
-    if isinstance(allowed, str) or not all(isinstance(one, str) for one in allowed):
-        raise UsageError(
-            f"pickle_leaves={allowed!r} is not a list of names",
-            hint="""Give names as the error message writes them: pickle_leaves=["extra['env']"].""",
-        )
+    hint = """Give names as the error message writes them: pickle_leaves=["extra['env']"]."""
+    checked_items("pickle_leaves", allowed, str, what="names", hint=hint)
 
 
 def refuse_pickles(state: Any, name: str) -> None:
