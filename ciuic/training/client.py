@@ -76,12 +76,7 @@ class WriterProcess:
             answers=their_answers,
             ranks=ranks,
         )
-        inherited = [
-            memory_fd,
-            their_requests,
-            their_answers,
-            *([] if ranks is None else ranks[:1]),
-        ]
+        inherited = [memory_fd, their_requests, their_answers, *(ranks[:1] if ranks else ())]
         # The new process blocks these until it ignores them: a scheduler signals every process.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
