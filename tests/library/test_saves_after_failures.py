@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ciuic import SnapshotManager
-from ciuic.errors import CiuicError, UsageError
+from ciuic import Best, SnapshotManager
+from ciuic.errors import UsageError
 
 HERE = Path(__file__).parent
 HANG_S = 60
@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], type[BaseException]]] = {
     "epoch as an array": (lambda: {"epoch": np.ones(2)}, UsageError),
     "epoch of two lines": (lambda: {"epoch": "a\nb"}, UsageError),
     "channel as a list": (lambda: {"channel": ["full"]}, UsageError),
-    "metric that is text": (lambda: {"metrics": {"loss": "low"}}, UsageError),
+    "metric that is a list": (lambda: {"metrics": {"loss": [1, 2]}}, UsageError),
     "metric that is an array": (lambda: {"metrics": {"loss": np.ones(2)}}, UsageError),
     "metrics that are text": (lambda: {"metrics": "low"}, UsageError),
     "value that only pickle can store": (lambda: {"extra": object()}, TypeError),
@@ -67,15 +67,12 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], type[BaseException]]] = {
     "Ctrl-C in the model": (lambda: {"model": Raises(KeyboardInterrupt())}, KeyboardInterrupt),
     "no memory in the model": (lambda: {"model": Raises(MemoryError())}, MemoryError),
     "a defect in the model": (lambda: {"model": Raises(ZeroDivisionError())}, ZeroDivisionError),
-    "no shared memory": (lambda: {"model": {"w": np.broadcast_to(0.0, 2**46)}}, CiuicError),
 }
 
 
 @pytest.mark.timeout(HANG_S)
 @pytest.mark.parametrize("name", WRONG)
 def test_the_next_save_after_one_that_failed_finishes(name: str, tmp_path: Path) -> None:
-    from ciuic import Best
-
     make, error = WRONG[name]
     with SnapshotManager(tmp_path, keep=[Best("loss")]) as manager:
         manager.save_snapshot(model(), {}, 0, step=1)

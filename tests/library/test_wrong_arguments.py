@@ -114,10 +114,10 @@ def test_an_unknown_name_of_a_snapshot_may_be_a_tag(run: str | None, tmp_path: P
 def test_numbers_of_numpy_are_good_for_policies(tmp_path: Path) -> None:
     keep = [Best("loss"), Younger(np.int64(5))]  # type: ignore[arg-type]
     with SnapshotManager(tmp_path, keep=keep) as manager:
-        for step, loss in enumerate([np.float32(2), np.array([1.5]), None, 1]):
+        for step, loss in enumerate([np.float32(2), np.array([1.5]), None, "unknown", 1]):
             metrics = {"loss": loss}
             manager.save_snapshot({"w": np.ones(3)}, {}, 0, step=step, metrics=metrics, wait=True)
-        assert [found.step for found in manager.list()] == [3, 2, 1, 0]
+        assert [found.step for found in manager.list()] == [4, 3, 2, 1, 0]
 
 
 def test_a_store_that_cannot_be_made_needs_another_directory() -> None:

@@ -175,10 +175,13 @@ def checked_policies(keep: object) -> tuple[Policy, ...]:
 
 
 def check_metrics(policies: Iterable[Policy], metrics: object) -> None:
-    """Check the values that policies compare. A metric may be missing, or None.
+    """Check the values that policies compare.
+
+    A metric may be missing, None, or text such as ``unknown``: then no policy keeps the snapshot
+    for it.
 
     Raises:
-        UsageError: One of them is not a number.
+        UsageError: One of them is another value than a number, such as an array.
     """
     for name in _compared(policies) if metrics is not None else ():
         if not isinstance(metrics, Mapping):
@@ -187,15 +190,15 @@ def check_metrics(policies: Iterable[Policy], metrics: object) -> None:
                 hint=f"Give a dict, such as metrics={{{name!r}: 0.5}}.",
             )
         value = metrics.get(name)
+        if value is None or isinstance(value, str):
+            continue
         try:
-            number = None if value is None else _as_number(value)
-        except _NO_NUMBER:
-            number = None
-        if value is not None and number is None:
+            _as_number(value)
+        except _NO_NUMBER as error:
             raise UsageError(
                 f"metrics[{name!r}]={shown(value)} is not a number, and Best({name!r}) compares it",
                 hint="Give a number, or None if this state has none.",
-            )
+            ) from error
 
 
 def _compared(policies: Iterable[Policy]) -> list[str]:
