@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from ciuic.ids import SnapshotId
+from ciuic.training.values.arguments import checked_timeout
 
 __all__ = ["SaveHandle"]
 
@@ -83,7 +84,10 @@ class SaveHandle:
 
         Raises:
             TimeoutError: It is still under way.
+            UsageError: ``timeout`` is not a number.
         """
+        if timeout is not None:
+            timeout = checked_timeout(timeout)
         try:
             if not self._answer.done() and not self._hurry():
                 with contextlib.suppress(TimeoutError):
@@ -93,7 +97,7 @@ class SaveHandle:
                 self._hurry()
             self._answer.exception(timeout)
         except TimeoutError:
-            raise TimeoutError(f"the save is not durable after {timeout} s") from None
+            raise TimeoutError(f"the save is not durable after {timeout or 0:g} s") from None
 
     def notes(self) -> list[str]:
         """Return what failed after the commit; empty while the save is under way."""

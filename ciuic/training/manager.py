@@ -199,8 +199,8 @@ class SnapshotManager:
         Args:
             model: An object with ``state_dict``, or a dict of objects, tensors and arrays.
             optimizer: The same.
-            epoch: The epoch.
-            step: The step.
+            epoch: The epoch: a number, or text of one line.
+            step: The step: a whole number of 0 or more.
             scheduler: As ``model``; saved with the full state, as are all that follow.
             scaler: As ``model``.
             dataloader: As ``model``.

@@ -96,7 +96,11 @@ def test_wrong_arguments_of_the_methods_are_refused(tmp_path: Path) -> None:
         for wrong in ("5", 5.5, -1, None):
             for call in (manager.should_save, lambda step: manager.step(step, {})):
                 assert "is not a whole number" in refused(call, wrong).message
-        manager.pin(1, pinned=np.bool_(True))  # type: ignore[arg-type]
+        handle = manager.save_snapshot({"w": np.ones(3)}, {}, 0, step=2)
+        for wrong in ("5", True, float("nan"), []):
+            assert "is not a number of seconds" in refused(handle.wait, wrong).message
+        assert handle.wait(float("inf")) == handle.wait(np.int64(60))  # type: ignore[arg-type]
+        manager.pin(2, pinned=np.bool_(True))  # type: ignore[arg-type]
         assert manager.list()[0].pinned
 
 

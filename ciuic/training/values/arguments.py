@@ -4,6 +4,8 @@ import operator
 import os
 import reprlib
 from collections.abc import Iterable
+from math import isnan
+from numbers import Real
 from typing import Any, Final
 
 from ciuic.errors import UsageError
@@ -18,11 +20,13 @@ __all__ = [
     "checked_run",
     "checked_step",
     "checked_step_of_save",
+    "checked_timeout",
     "shown",
     "whole_number",
 ]
 
 _STEP_MAX: Final = 2**63 - 1
+_TIMEOUT_MAX_S: Final = 366 * 86_400.0
 _CHANNELS: Final = ("full", "weights")
 
 
@@ -158,6 +162,20 @@ def checked_ref(ref: object) -> int | str:
             hint="Give a step such as 500, or text: a tag, an ID or a time.",
         )
     return number
+
+
+def checked_timeout(timeout: object) -> float:
+    """Return the longest wait in seconds; at most a year, which the system's calls can wait.
+
+    Raises:
+        UsageError: It is not a number.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, Real) or isnan(timeout):
+        raise UsageError(
+            f"timeout={shown(timeout)} is not a number of seconds",
+            hint="Give seconds such as timeout=60, or None to wait without a limit.",
+        )
+    return float(timeout) if timeout < _TIMEOUT_MAX_S else _TIMEOUT_MAX_S
 
 
 def checked_items(
