@@ -66,7 +66,10 @@ def sources_of(session: Session, place: str | None) -> tuple[Source, ...]:
     if copy is not None:
         return (Source(copy.address, copy.settings.place_options, is_named=True),)
     address = absolute_address(place)
-    return (Source(address, _recorded(session, address) or settings.place_options, is_named=True),)
+    options = settings.place_options
+    if options == PlaceOptions():
+        options = _recorded(session, address) or options
+    return (Source(address, options, is_named=True),)
 
 
 def _recorded(session: Session, address: str) -> PlaceOptions | None:

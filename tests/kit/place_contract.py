@@ -82,7 +82,7 @@ class ReadsAndWrites:
             lambda: place.get_ranges("packs/b", [ByteRange(0, 1)]),
             lambda: place.size_bytes("packs/b"),
         ):
-            with pytest.raises(MissingError, match=r"there is no .*/b$"):
+            with pytest.raises(MissingError, match=r"(?m)there is no .*/b$"):
                 ask()
 
     def test_deleting_what_is_not_there_is_no_error(self, place):

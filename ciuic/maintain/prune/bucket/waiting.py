@@ -121,6 +121,8 @@ class Waiting:
                 self._told(shown)
             self._clock.sleep(_POLL_S)
             leases = list_leases(self._bucket.place)
+            # Also for a repair that began during the wait.
+            wanted |= {one.key for one in leases if is_repair_lease(one.key)} - {own_key}
 
     def _has_ended(self, lease: Lease) -> bool:
         if not is_decided(self._bucket.place, lease):
