@@ -97,6 +97,17 @@ def test_the_command_line_on_a_page_does_the_same_in_any_shell(
     assert "config.yaml" in outcome.out
 
 
+def test_a_comparison_of_tensors_does_not_need_logs_that_are_not_there_yet(
+    trained: tuple[Box, Path, list[str]],
+) -> None:
+    box, log, ids = trained
+    missing = [log.with_name("not-yet.jsonl"), log.with_name("none*.jsonl")]
+    with served(box, *[word for one in missing for word in ("--log", one)]) as site:
+        job = site.ended(site.start(do="compare", snapshots=ids).document["id"])
+    assert job["state"] == "done", job
+    assert len(job["report"]["snapshots"]) == 2
+
+
 def test_a_comparison_of_tensors_knows_the_steps_of_the_log(
     trained: tuple[Box, Path, list[str]],
 ) -> None:

@@ -1,7 +1,9 @@
 """The command that does the same as a job. Some jobs are no more than that command."""
 
+import os
 from collections.abc import Sequence
 
+from ciuic.guard.logs.paths import log_files
 from ciuic.web.works import (
     CommandWork,
     CompareRunsWork,
@@ -53,7 +55,8 @@ def _parts(work: CommandWork, logs: Sequence[bytes]) -> tuple[list[bytes], list[
     """Return the options and the names of snapshots."""
     match work:
         case CompareWork():
-            named = [b"--log=" + log for log in logs]
+            # The command refuses a log that is not there; the page shows what there is.
+            named = [b"--log=" + log for log in logs if any(map(os.path.exists, log_files([log])))]
             return [b"--top=%d" % _TENSORS_SHOWN, *named], _encoded(work.snapshots)
         case CompareRunsWork():
             best = [] if not work.best else [b"--best=" + work.best]
