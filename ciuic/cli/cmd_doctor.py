@@ -82,7 +82,7 @@ def command(session: Session, *, test_alerts: bool, as_json: bool) -> None:
         for number, answer in enumerate(answers, start=1):
             _print(answer.level, f"{number}. {answer.about}", answer.what, answer.advice)
         said = [counted(counts[level], level) for level in reversed(LEVELS) if level != OK]
-        click.echo(f"{', '.join(said)}; the checklist sums them up", err=True)
+        click.echo(", ".join(said), err=True)
     sys.exit(0 if is_well else FAILED)
 
 
