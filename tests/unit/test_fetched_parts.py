@@ -1,5 +1,6 @@
 """What ciuic fetched of the packs of a bucket stays on the machine, and leaves nothing behind."""
 
+import errno
 import mmap
 import os
 import resource
@@ -16,6 +17,7 @@ from ciuic.store.place.fetched import spill
 from ciuic.store.place.pack_objects import PackObjects
 from ciuic.store.place.segments.segments import Segments
 from ciuic.store.records import layout
+from ciuic.system.free_space import FreeSpace
 from tests.unit.test_pack_objects import KIB, MIB, CountingPlace
 
 MEMORY_BYTES_MAX = (32 + 5 * 8) * MIB
@@ -235,6 +237,59 @@ def test_what_is_read_for_the_last_time_takes_neither_memory_nor_disk(place, cac
     assert fetched(place) == 3 * len(data)
     assert in_memory(packs[0]) == 0
     assert packs[0]._parts._spill is None
+
+
+def test_the_end_of_a_pack_may_be_longer_than_its_place_in_the_file(place, cache):
+    data = os.urandom(20 * MIB)
+    packs = put_many(place, cache, data, 6)
+    end_bytes = 9 * MIB
+
+    for _ in range(2):
+        for pack in packs:
+            assert pack.read(end_bytes, len(data) - end_bytes) == data[-end_bytes:]
+        read_in_turn(packs, data, MIB)
+
+
+def test_a_write_that_fails_takes_back_what_other_threads_write_and_wrote(cache, monkeypatch):
+    """The disk is full for one write, and has room again."""
+    pwrite = os.pwrite
+    file = spill.Spill(str(cache))
+    assert file.slots_max()
+    earlier, full, other = (file.take_slot() for _ in range(3))
+    part = os.urandom(spill.PART_BYTES_MAX)
+    assert file.write(earlier, part)
+    has_begun, has_failed = threading.Event(), threading.Event()
+    seen = []
+
+    def write(fd, data, at):
+        piece = at / MIB - other * 8
+        if piece == 1:
+            has_begun.set()
+            assert has_failed.wait(60)
+        if piece == 3:
+            seen.append(file.read(earlier, 0, MIB))
+        if at == full * spill.PART_BYTES_MAX + 4 * MIB:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    written = []
+    thread = threading.Thread(target=lambda: written.append(file.write(other, part)))
+    thread.start()
+    assert has_begun.wait(60)
+
+    assert not file.write(full, part)
+    has_failed.set()
+    thread.join()
+
+    assert seen == [b""], "no zeros"
+    assert written == [False]
+
+
+def test_the_file_takes_16_gib_at_most(cache, monkeypatch):
+    monkeypatch.setattr(spill, "free_space", lambda _: FreeSpace(1 << 50, 1 << 50))
+
+    assert spill.Spill(str(cache)).slots_max() * spill.PART_BYTES_MAX == 16 << 30
 
 
 _READS = """

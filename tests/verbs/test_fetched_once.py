@@ -6,12 +6,19 @@ The bucket is a directory behind the interface of a place.
 """
 
 import mmap
+import tempfile
+from pathlib import Path
 
 import numpy
 import pytest
 
+from ciuic.store.gc.usage import read_payload
+from ciuic.store.index.places import ChunkPlace
+from ciuic.store.packs import pack_writer
+from ciuic.store.packs.open_packs import OpenPacks
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.fetched import pack, parts
+from ciuic.store.place.packs import footer_of
 from tests.kit.buckets import FolderMachine, write
 
 MIB = 1024 * 1024
@@ -109,7 +116,43 @@ def test_damage_of_what_is_kept_is_not_damage_of_the_store(tmp_path, machine, fe
     assert machine.verify().ok
 
 
-def test_a_pack_is_uploaded_from_the_page_cache(tmp_path, monkeypatch):
+def read_header(packs, pack_id, packed):
+    place = ChunkPlace(pack_id, packed.offset_bytes, packed.frame.total_bytes, 0, 0, 0)
+    return OpenPacks(packs).header(place)
+
+
+READS = {
+    "footer": lambda packs, pack_id, _: footer_of(packs.open(pack_id), pack_id),
+    "header": read_header,
+    "payload": lambda packs, pack_id, packed: read_payload(packs.open(pack_id), packed),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_damage_of_one_kept_part_is_not_damage_of_the_store(machine, what):
+    read = READS[what]
+    with machine.opened() as store:
+        for pack_id in store.packs.sizes():
+            opened = store.packs.open(pack_id)
+            packed = footer_of(opened, pack_id)[0]
+            before = read(store.packs, pack_id, packed)
+            kept = opened._parts._of_pack[pack_id]
+            for part in kept:
+                part.data = bytes(len(part.data))
+            assert kept
+
+            assert read(store.packs, pack_id, packed) == before
+
+
+@pytest.fixture
+def in_memory():
+    """A directory on a file system that is not a local disk."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+def kinds_sent(monkeypatch, tmp_path, cache):
+    """Take a snapshot; return the types of the memory that its packs are sent from."""
     put = DirectoryPlace.put
     sent = []
 
@@ -118,11 +161,28 @@ def test_a_pack_is_uploaded_from_the_page_cache(tmp_path, monkeypatch):
         return put(place, key, data)
 
     monkeypatch.setattr(DirectoryPlace, "put", noted)
-    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    machine = FolderMachine(tmp_path / "bucket", cache)
     machine.init()
     write(tmp_path / "source", ["a"], 3 * MIB)
 
     machine.check(listed=[machine.take(tmp_path / "source").id])
 
-    assert {kind for folder, kind in sent if folder == "packs"} == {mmap.mmap}
-    assert not list((tmp_path / "cache").rglob("tmp/*"))
+    assert not list(cache.rglob("tmp/*"))
+    return {kind for folder, kind in sent if folder == "packs"}
+
+
+def test_a_pack_is_uploaded_from_the_page_cache(tmp_path, monkeypatch):
+    assert kinds_sent(monkeypatch, tmp_path, tmp_path / "cache") == {mmap.mmap}
+
+
+def test_a_pack_that_is_not_on_a_local_disk_is_uploaded_from_memory(
+    tmp_path, in_memory, monkeypatch
+):
+    assert kinds_sent(monkeypatch, tmp_path, in_memory / "cache") == {bytes}
+
+
+def test_a_pack_that_may_not_be_on_the_disk_yet_is_uploaded_from_memory(tmp_path, monkeypatch):
+    """The file system refuses O_DIRECT, as some do."""
+    monkeypatch.setattr(pack_writer, "_set_direct", lambda _fd, **_: False)
+
+    assert kinds_sent(monkeypatch, tmp_path, tmp_path / "cache") == {bytes}

@@ -242,6 +242,16 @@ def read_payload(opened: OpenPack, packed: PackedFrame) -> bytes:
     Raises:
         CorruptionError: The payload is damaged.
     """
+    try:
+        return _payload_once(opened, packed)
+    except CorruptionError:
+        # What was fetched from a bucket is kept on this machine, and may be damaged only there.
+        if not opened.doubt(packed.offset_bytes, packed.frame.total_bytes):
+            raise
+    return _payload_once(opened, packed)
+
+
+def _payload_once(opened: OpenPack, packed: PackedFrame) -> bytes:
     frame = packed.frame
     payload = opened.read(frame.stored_bytes, packed.offset_bytes + frame.header_bytes)
     if len(payload) != frame.stored_bytes or checksum(payload) != frame.payload_checksum:

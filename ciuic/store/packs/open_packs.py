@@ -94,6 +94,14 @@ class OpenPacks:
         Raises:
             CorruptionError: The pack is gone, or the header is damaged.
         """
+        try:
+            return self._header_once(place)
+        except CorruptionError:
+            if not self.doubt(place):
+                raise
+        return self._header_once(place)
+
+    def _header_once(self, place: ChunkPlace) -> Frame:
         pack = self.get(place.pack_id)
         raw = pack.read(min(place.frame_bytes, _HEADER_BYTES), place.offset_bytes)
         needed = header_bytes_needed(raw)

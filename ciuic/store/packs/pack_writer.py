@@ -66,6 +66,7 @@ class PackFile:
         fd: The open file.
         frames: The frames so far.
         size_bytes: The length so far.
+        is_direct: It is written past the page cache.
         is_full: No further frame should be added.
 
     Raises:
@@ -99,7 +100,7 @@ class PackFile:
         self._buffer = _buffers.take()
         self._filled = 0
         self._flushed_bytes = 0
-        self._is_direct = _set_direct(self.fd, on=True)
+        self.is_direct = _set_direct(self.fd, on=True)
         self._append(MAGIC)
 
     def add(self, frame: Frame, payload: bytes | memoryview) -> None:
@@ -150,7 +151,7 @@ class PackFile:
         if made is not None and made.fits and self.size_bytes >= enough_bytes:
             return made
         # Some file systems support direct writes and no direct reads.
-        self._is_direct = _set_direct(self.fd, on=False)
+        self.is_direct = _set_direct(self.fd, on=False)
         made = make_parity(self.fd, self._parity_share)
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return made
@@ -243,10 +244,10 @@ class PackFile:
         try:
             return os.pwrite(self.fd, view, self._flushed_bytes)
         except OSError as error:
-            if error.errno != errno.EINVAL or not self._is_direct:
+            if error.errno != errno.EINVAL or not self.is_direct:
                 raise
         # Some file systems accept the flag and refuse the write.
-        self._is_direct = _set_direct(self.fd, on=False)
+        self.is_direct = _set_direct(self.fd, on=False)
         return os.pwrite(self.fd, view, self._flushed_bytes)
 
 

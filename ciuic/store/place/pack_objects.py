@@ -3,6 +3,7 @@
 ``store.place.fetched`` reads them in parts.
 """
 
+import functools
 import mmap
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from ciuic.errors import ChunkMissingError, MissingError, StoreError
 from ciuic.ids import PackId
+from ciuic.source.mounts import is_on_local_disk
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.place.fetched.pack import Fetching, ObjectPack
 from ciuic.store.place.place import Place
@@ -37,6 +39,7 @@ class PackObjects:
 
     def __init__(self, place: Place, segments: Segments, path: str) -> None:
         self._place = place
+        self._path = path
         self._segments = segments
         self._lock = threading.Lock()
         self._sizes: dict[PackId, int] = {}
@@ -111,18 +114,18 @@ class PackObjects:
                 )
             return pack
 
-    def publish(self, path: str, pack_id: PackId) -> None:
-        """Begin to upload a completed pack, and remove its file; ``sync`` waits for the end.
+    def publish(self, path: str, pack_id: PackId, *, is_direct: bool) -> None:
+        """See ``PackUploads``.
 
         Raises:
             StoreError: The file cannot be read, or an earlier upload has failed.
         """
-        # First the turn, then the content: a mapped pack is up to 64 MiB.
+        # First the turn, then the content: a pack is up to 64 MiB.
         self._turns.acquire()
         try:
             self._raise_failure()
             with store_faults("read", path):
-                data = _mapped(path)
+                data = _mapped(path) if is_direct and self._is_on_local_disk else _read(path)
             with self._lock:
                 self._uploads[pack_id] = self._pool.submit(self._upload, pack_id, data)
         except BaseException:
@@ -150,6 +153,10 @@ class PackObjects:
         """See ``Packs``."""
         self._fetching.close()
 
+    @functools.cached_property
+    def _is_on_local_disk(self) -> bool:
+        return is_on_local_disk(self._path)
+
     def _upload(self, pack_id: PackId, data: memoryview) -> None:
         try:
             self._raise_failure()
@@ -175,13 +182,20 @@ class PackObjects:
 def _mapped(path: str) -> memoryview:
     """Map a pack: its pages belong to the page cache, where the kernel can drop them.
 
-    It is read once before: an error of the disk in a mapping would end the process.
+    An error of the disk in a mapping would end the process, so the pack is read once before. This
+    is for a disk that rarely fails: the kernel may drop pages and read them again.
     """
     with open(path, "rb", buffering=0) as file:
         buffer = bytearray(_READ_BYTES)
         while file.readinto(buffer):
             pass
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _read(path: str) -> memoryview:
+    """Read a pack to memory: a server may fail, and what is not on the disk yet may be lost."""
+    with open(path, "rb", buffering=0) as file:
+        return memoryview(file.read())
 
 
 def _key(pack_id: PackId) -> str:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
-from ciuic.errors import StoreError
+from ciuic.errors import CorruptionError, StoreError
 from ciuic.ids import PackId, SessionId, SnapshotId
 from ciuic.store.format import pack
 from ciuic.store.format.pack import PackedFrame
@@ -105,8 +105,14 @@ class Packs(Protocol):
 class PackUploads(Packs, Protocol):
     """The packs of a store in a bucket, to which packs can be added."""
 
-    def publish(self, path: str, pack_id: PackId) -> None:
-        """Begin to upload a completed pack, and remove its file; ``sync`` waits for the end."""
+    def publish(self, path: str, pack_id: PackId, *, is_direct: bool) -> None:
+        """Begin to upload a completed pack, and remove its file; ``sync`` waits for the end.
+
+        Args:
+            path: The file.
+            pack_id: The ID of the pack.
+            is_direct: All of the file was written past the page cache.
+        """
         ...
 
     def sync(self) -> None:
@@ -237,8 +243,17 @@ class Bucket(Protocol):
 
 
 def footer_of(opened: OpenPack, pack_id: PackId, *, strict: bool = True) -> list[PackedFrame]:
-    """Return the frames that the footer of a pack lists: see ``footer_frames``."""
-    return pack.footer_frames(opened.read, opened.size_bytes, pack_id, strict=strict)
+    """Return the frames that the footer of a pack lists: see ``footer_frames``.
+
+    What was fetched from a bucket is kept on this machine, and fetched again if it is not sound.
+    """
+    size_bytes = opened.size_bytes
+    try:
+        return pack.footer_frames(opened.read, size_bytes, pack_id, strict=strict)
+    except CorruptionError:
+        if not opened.doubt(0, size_bytes):
+            raise
+    return pack.footer_frames(opened.read, size_bytes, pack_id, strict=strict)
 
 
 def walked_frames(opened: OpenPack) -> Iterator[PackedFrame]:

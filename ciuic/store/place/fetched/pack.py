@@ -175,9 +175,10 @@ class ObjectPack:
             finally:
                 # Also after an interrupt at any line: other threads may wait for this one.
                 if not mine.done():
+                    mine.set_exception(DroppedError())
+                if any(one.data is mine for one in self._under_way):
                     with self._lock:
                         self._under_way = [one for one in self._under_way if one.data is not mine]
-                    mine.set_exception(DroppedError())
             if piece is not None:
                 return piece
 
@@ -185,8 +186,10 @@ class ObjectPack:
         self, begin: int, end: int, mine: "Future[bytes | memoryview]"
     ) -> bytes | memoryview | None:
         """Return a piece: kept, under way, or fetched as ``mine``; None if it is to try again."""
+        # Without the lock: the first look into the segments fetches them.
+        part = self._parts.find(self._pack_id, begin) or self._listed(begin, end)
         with self._lock:
-            part = self._parts.find(self._pack_id, begin) or self._listed(begin, end)
+            part = part or self._parts.find(self._pack_id, begin)
             if part is not None:
                 self._go_on(part.end, part.ahead_end)
             else:
@@ -242,7 +245,8 @@ class ObjectPack:
         try:
             data = self._fetch(fetch.begin, fetch.end, fetch.ahead_end)
         except BaseException as error:
-            fetch.data.set_exception(error)
+            # An interrupt is of this thread alone: the others try themselves.
+            fetch.data.set_exception(error if isinstance(error, StoreError) else DroppedError())
             raise
         fetch.data.set_result(data)
         return data

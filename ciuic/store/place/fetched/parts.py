@@ -14,7 +14,7 @@ from collections import OrderedDict
 from typing import Final
 
 from ciuic.ids import PackId
-from ciuic.store.place.fetched.spill import Spill
+from ciuic.store.place.fetched.spill import PART_BYTES_MAX, Spill
 
 __all__ = ["FetchedPart", "FetchedParts"]
 
@@ -164,6 +164,9 @@ class FetchedParts:
     def _move_oldest(self, moving: list[tuple[FetchedPart, Spill, int]]) -> None:
         """Find a place in the file for the oldest part in memory, or forget the part."""
         part = next(iter(self._in_memory))
+        if part.end - part.begin > PART_BYTES_MAX:  # the end of a pack; a slot is shorter
+            self._forget(part)
+            return
         if self._spill is None:
             self._spill = Spill(self._directory)
         spill = self._spill

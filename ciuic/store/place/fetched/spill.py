@@ -26,8 +26,9 @@ needs the rest."""
 _RESERVE_BYTES: Final = 1024**3
 _LOOK_PARTS: Final = 8
 """The free space is looked at again after this many parts."""
-_SLOTS_MAX: Final = 32_768
-"""256 GiB of the longest parts. An entry takes about 500 bytes of memory."""
+_SLOTS_MAX: Final = 2048
+"""16 GiB of the longest parts: a process that waits, as a mount does, keeps its file, and several
+processes share a disk."""
 
 
 class Spill:
@@ -79,15 +80,16 @@ class Spill:
     def write(self, slot: int, data: bytes | memoryview) -> bool:
         """Write a part; return whether it was written."""
         with contextlib.suppress(OSError):
-            if self._write(slot * PART_BYTES_MAX, memoryview(data)):
+            # Another thread's write may have failed meanwhile: what this one wrote is cut off.
+            if self._write(slot * PART_BYTES_MAX, memoryview(data)) and not self.has_failed:
                 return True
-        self.has_failed = True
+        self.has_failed = True  # before the file is cut: `read` then sees the flag, or the bytes
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
         return False
 
     def read(self, slot: int, offset_bytes: int, length_bytes: int) -> bytes:
-        """Return bytes of a part; fewer if the disk fails."""
+        """Return bytes of a part; fewer if the disk fails, none if the file was cut."""
         begin = offset_bytes // _BLOCK_BYTES * _BLOCK_BYTES
         end = offset_bytes + length_bytes
         found: list[bytes] = []
@@ -98,7 +100,7 @@ class Spill:
                 skipped = max(0, offset_bytes - begin)
                 found.append(bytes(buffer[skipped : min(read, end - begin)]))
                 begin += wanted
-        return b"".join(found)
+        return b"" if self.has_failed else b"".join(found)
 
     def _write(self, at: int, data: memoryview) -> bool:
         with _borrowed() as buffer:
