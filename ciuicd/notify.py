@@ -52,6 +52,10 @@ class Notifier:
         """Say that the daemon is about to end."""
         self._send("STOPPING=1")
 
+    def extend(self, duration_s: float) -> None:
+        """Say that the end may take so long from now, whatever the unit's TimeoutStopSec is."""
+        self._send(f"EXTEND_TIMEOUT_USEC={int(duration_s * 1e6)}")
+
     def status(self, text: str) -> None:
         """Set the line that ``systemctl status`` shows."""
         self._send("STATUS=" + text.replace("\n", " "))

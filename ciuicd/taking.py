@@ -50,6 +50,8 @@ _TELL_S: Final = 0.25
 _HOOKS: Final = "hooks"
 _HOOK_ENDS_S: Final = 5.0
 """What a hook may need beyond its time limit, to be killed."""
+_AFTER_DEATH: Final = b"after a death"
+"""Stands for the run of a hook that this process runs itself."""
 
 
 class SnapshotTaker:
@@ -153,6 +155,16 @@ class SnapshotTaker:
     ) -> TakeReport:
         """Take a snapshot in a child process; run the hook ``after`` if that is killed."""
         states: list[HookState] = []
+        hook_time = _HookTime(self._notifier, self._is_ending, hooks.timeout_s)
+
+        def is_ending() -> bool:
+            for state in states:
+                hook_time.ask(state.running)
+            return self._is_ending()
+
+        def waits() -> None:
+            hook_time.ask(_AFTER_DEATH)
+            self._note_progress()
 
         def work(child: Child) -> TakeReport:
             told = _Told(job, child, self._clock, hooks.timeout_s)
@@ -169,7 +181,7 @@ class SnapshotTaker:
                 work,
                 clock=self._clock,
                 is_cancelled=self._cancelled,
-                is_ending=self._is_ending,
+                is_ending=is_ending,
                 note_progress=self._note_progress,
                 told=told,
             )
@@ -184,7 +196,7 @@ class SnapshotTaker:
                     exit_status=error.exit_status,
                     clock=self._clock,
                     say=_say_of_hook,
-                    waits=self._note_progress,
+                    waits=waits,
                 )
             raise
 
@@ -248,6 +260,24 @@ class SnapshotTaker:
         return "none taken yet since the daemon started"
 
 
+class _HookTime:
+    """Has systemd wait for a hook that runs while the daemon ends: asks once for each run."""
+
+    def __init__(
+        self, notifier: Notifier, is_ending: Callable[[], bool], hook_timeout_s: float
+    ) -> None:
+        self._notifier = notifier
+        self._is_ending = is_ending
+        self._hook_timeout_s = hook_timeout_s
+        self._asked = b""
+
+    def ask(self, run: bytes) -> None:
+        """Ask for the time of a run, if the daemon ends; an empty name is none."""
+        if run not in {b"", self._asked} and self._is_ending():
+            self._asked = run
+            self._notifier.extend(self._hook_timeout_s + _HOOK_ENDS_S)
+
+
 class _Told:
     """Tells the parent the progress of a job, a few times a second; the child's ``Progress``."""
 
@@ -261,8 +291,7 @@ class _Told:
     def note_hooks(self, state: HookState) -> None:
         """Tell how far the hooks are. One that runs has its time, even if the daemon ends."""
         self._child.tell({_HOOKS: state})
-        if state.running:
-            self._child.needs(self._hook_timeout_s + _HOOK_ENDS_S)
+        self._child.needs(self._hook_timeout_s + _HOOK_ENDS_S if state.running else 0.0)
 
     def update(self, files: int, size_bytes: int, path: bytes) -> None:
         """See ``ciuic.progress.Progress``."""

@@ -67,7 +67,10 @@ class Child:
         self._answers.send(TOLD, document)
 
     def needs(self, duration_s: float) -> None:
-        """Tell the parent that the work may take so long from now, even if the daemon ends."""
+        """Tell the parent that the work may take so long from now, even if the daemon ends.
+
+        The last call counts; 0 takes it back.
+        """
         self._answers.send(NEEDS, duration_s)
 
 

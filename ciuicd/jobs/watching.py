@@ -3,7 +3,7 @@
 The parent never waits for a child that hangs: it looks again twenty times a second. While the
 daemon runs, a child that makes no progress for half an hour is a line in the log, and the daemon's
 status and systemd's watchdog know it. When the daemon ends, the child has 45 seconds, which is less
-than the unit's TimeoutStopSec, and is killed then.
+than the unit's TimeoutStopSec, and is killed then. Work that needs longer says so, such as a hook.
 """
 
 import contextlib

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -24,15 +25,23 @@ from ciuicd import notify
 from ciuicd.jobs import background, watching
 notify.STALLED_S = watching.STALLED_S = {stalled_s}
 background.ENDS_WITHIN_S = watching.ENDS_WITHIN_S = {ends_within_s}
+{more}
 from ciuicd.__main__ import main
 sys.exit(main(sys.argv[4:]))
 """
 """The daemon with other limits; its own command follows: interpreter, -m, ciuicd."""
 
 
-def start(machine: Machine, *, stalled_s: float = 1800.0, ends_within_s: float = 45.0) -> Daemon:
-    program = LIMITS.format(stalled_s=stalled_s, ends_within_s=ends_within_s)
-    return machine.launch(wrapper=(sys.executable, "-c", program))
+def start(
+    machine: Machine,
+    *,
+    stalled_s: float = 1800.0,
+    ends_within_s: float = 45.0,
+    more: str = "",
+    **environ: str,
+) -> Daemon:
+    program = LIMITS.format(stalled_s=stalled_s, ends_within_s=ends_within_s, more=more)
+    return machine.launch(environ, wrapper=(sys.executable, "-c", program))
 
 
 def taking(machine: Machine, daemon: Daemon) -> psutil.Process:
@@ -76,6 +85,38 @@ def test_a_child_that_hangs_is_killed_when_the_daemon_ends_and_that_is_one_line(
     assert "snapshot failed: the daemon's process that did the work was killed: it did" in lines[0]
     assert "'ciuic list' shows whether the snapshot was committed" in lines[0]
     assert "Traceback" not in daemon.log()
+
+
+HANGS = """
+import pathlib, signal
+from ciuic.snapshot import hooks
+def hang(*_arguments, **_more):
+    pathlib.Path({mark!r}).touch()
+    signal.pause()
+hooks.take_snapshot = hang
+"""
+"""A snapshot that hangs between its hooks."""
+
+
+def test_a_hook_that_is_over_gives_no_time_to_a_child_that_hangs_and_after_has_its_own(
+    machine: Machine,
+) -> None:
+    hangs, said = machine.directory / "hangs", machine.directory / "said"
+    machine.configure(before="true", after=f"echo $CIUIC_HOOK > {said}", hook_timeout="10m")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        address = str(machine.directory / "notify")
+        manager.bind(address)
+        manager.settimeout(60)
+        more = HANGS.format(mark=str(hangs))
+        daemon = start(machine, ends_within_s=0.2, more=more, NOTIFY_SOCKET=address)
+        wait_until("the snapshot hangs", hangs.exists)
+        daemon.signal(signal.SIGTERM)
+        while not (message := manager.recv(1000)).startswith(b"EXTEND_TIMEOUT_USEC="):
+            pass
+    assert message == b"EXTEND_TIMEOUT_USEC=605000000"
+    assert daemon.exit_code(60) == 0
+    assert "was killed: it did not end in" in daemon.log()
+    assert said.read_text() == "after\n"
 
 
 def test_a_child_that_shows_no_progress_is_in_the_log_and_in_the_status_until_it_goes_on(
