@@ -76,7 +76,8 @@ class Installed:
         for process in self._processes:
             process.kill()
             process.wait(60)
-        print(self.log.read_text())
+        if self.log.exists():
+            print(self.log.read_text())
 
     def version(self) -> object:
         """Return the version of the daemon that answers."""
@@ -179,6 +180,30 @@ def test_a_snapshot_of_the_daemon_that_an_upgrade_interrupts_is_taken_by_the_new
     assert installed.version() == "99.0"
     process.terminate()
     assert process.wait(60) == 0
+    assert len(installed.machine.snapshots()) == 1
+
+
+def test_a_snapshot_that_a_user_takes_with_once_is_taken_although_an_upgrade_comes(
+    installed: Installed,
+) -> None:
+    module = installed.site / "ciuicd" / "taking.py"
+    installed.machine.configure(before=f"echo '# new' >> {module}")
+    looks_always = "from ciuicd import program; program._LOOK_S = 0.0"
+    run = "import sys; from ciuicd.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [
+            installed.python,
+            "-c",
+            f"{looks_always}\n{run}",
+            *("--config", installed.machine.config, "--once"),
+        ],
+        cwd=installed.machine.directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     assert len(installed.machine.snapshots()) == 1
 
 
