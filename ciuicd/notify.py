@@ -34,11 +34,15 @@ class Notifier:
         ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         usec = int(interval) if interval.isascii() and interval.isdigit() and ours else 0
         self.watchdog_s = usec / 1e6 if usec else None
+        # What a shell starts in a unit inherits the socket. systemd before 248 does not say whom it
+        # has started.
+        started = environ.get("SYSTEMD_EXEC_PID", str(os.getpid())) == str(os.getpid())
+        self._has_manager = started and bool(address)
 
     @property
     def has_manager(self) -> bool:
         """Whether a service manager started this process, and restarts it after a failure."""
-        return bool(self._address)
+        return self._has_manager
 
     def ready(self) -> None:
         """Say that the start, or a reload, has ended."""

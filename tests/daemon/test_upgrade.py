@@ -119,8 +119,9 @@ def test_a_daemon_without_a_manager_becomes_the_new_program_and_goes_on(
 
 
 def test_a_daemon_that_systemd_restarts_ends_with_a_failure_before_the_next_fork(
-    installed: Installed, tmp_path: Path
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("SYSTEMD_EXEC_PID", raising=False)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         process = installed.start(NOTIFY_SOCKET=str(tmp_path / "notify"))
@@ -142,6 +143,21 @@ def test_a_daemon_that_systemd_restarts_ends_with_a_failure_before_the_next_fork
         assert process.wait(60) == 1
     assert installed.log.read_text().count("ciuicd ends for systemd to start it") == 1
     assert len(installed.machine.snapshots()) == 1
+
+
+def test_a_daemon_that_a_shell_in_a_unit_has_started_becomes_the_new_program(
+    installed: Installed, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        process = installed.start(
+            NOTIFY_SOCKET=str(tmp_path / "notify"), SYSTEMD_EXEC_PID=str(os.getpid())
+        )
+        installed.wait_for_log("no warnings")
+        installed.install("ciuicd")
+        installed.wait_for_log("ciuicd starts again")
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def test_a_daemon_takes_nothing_until_a_broken_upgrade_is_repaired(installed: Installed) -> None:
