@@ -18,6 +18,10 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+# First: it notes the files of the program before the others are imported.
+from ciuicd.program import start_again
+
+# isort: split
 import ciuic
 from ciuic.config.load import (
     CONFIG_VARIABLE,
@@ -49,7 +53,6 @@ from ciuic.system.clock import SystemClock
 from ciuicd.attempt import sentence
 from ciuicd.logs.lines import set_up_logging
 from ciuicd.notify import Notifier
-from ciuicd.program import start_again
 from ciuicd.served_stores import ServedStores
 from ciuicd.service import Service
 

@@ -26,11 +26,11 @@ _TRIALS_APART_S: Final = 60.0
 
 
 class Program:
-    """The files of the two packages as they were when this process started."""
+    """The files of the two packages as they were when this module was imported."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._print = _fingerprint()
+        self._print = _AT_START
         self._looked_s = clock.monotonic_s()
         self._was_replaced = False
         self._failed: tuple[int, float] | None = None
@@ -40,7 +40,9 @@ class Program:
         self._looked_s = self._clock.monotonic_s()
         # Too few descriptors, for example, are no upgrade.
         with contextlib.suppress(OSError):
-            self._was_replaced = _fingerprint() != self._print
+            print_now = _fingerprint()
+            self._print = print_now if self._print is None else self._print
+            self._was_replaced = print_now != self._print
         return self._was_replaced
 
     def was_replaced(self) -> bool:
@@ -116,7 +118,19 @@ def _fingerprint() -> int:
                         found.add((entry.path, status.st_size, status.st_mtime_ns))
                     elif "." not in entry.name and entry.name != "__pycache__":
                         waiting.append(entry.path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             # In the middle of an upgrade, a file may go at any time.
             found.add((directory, 0, 0))
     return hash(frozenset(found))
+
+
+def _fingerprint_at_start() -> int | None:
+    try:
+        return _fingerprint()
+    except OSError:
+        return None
+
+
+_AT_START: Final = _fingerprint_at_start()
+"""As ``__main__`` imports this module first, it is of the files that are then imported. None: they
+could not be read; the first look that can counts."""

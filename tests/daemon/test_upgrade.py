@@ -160,6 +160,23 @@ def test_a_daemon_that_a_shell_in_a_unit_has_started_becomes_the_new_program(
         assert process.wait(60) == 0
 
 
+def test_an_upgrade_while_a_daemon_starts_is_noticed(installed: Installed) -> None:
+    module = installed.site / "ciuic" / "config" / "load.py"
+    mark = installed.machine.directory / "mark"
+    changes_itself = f"""
+import pathlib
+if not pathlib.Path({str(mark)!r}).exists():
+    pathlib.Path({str(mark)!r}).touch()
+    with open(__file__, "a") as file:
+        file.write("# new")
+"""
+    module.write_text(module.read_text() + changes_itself)
+    process = installed.start()
+    installed.wait_for_log("ciuicd starts again")
+    process.terminate()
+    assert process.wait(60) == 0
+
+
 def test_a_daemon_takes_nothing_until_a_broken_upgrade_is_repaired(installed: Installed) -> None:
     process = installed.start()
     installed.wait_for_log("no warnings")
