@@ -158,6 +158,10 @@ class Service:
         if self._notifier.has_manager or self._program.can_start():
             how = "ends for systemd to start it" if self._notifier.has_manager else "starts again"
             _log.warning("ciuic was replaced on disk by another version: ciuicd %s", how)
+            if self._paused:
+                _log.warning(
+                    "the pause ends: the program that starts now takes all snapshots again"
+                )
             self._refusal = BusyError(
                 "the daemon starts again, because ciuic was replaced on disk",
                 hint="Try again in a few seconds.",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import ciuic
-from ciuic.control import request_snapshot, request_status
+from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.errors import StoreError
 from ciuic.system.clock import cpu_time_ns
 from tests.kit.daemon import REPOSITORY, Machine, wait_until
@@ -158,6 +158,19 @@ def test_a_daemon_that_a_shell_in_a_unit_has_started_becomes_the_new_program(
         installed.wait_for_log("ciuicd starts again")
         process.terminate()
         assert process.wait(60) == 0
+
+
+def test_a_pause_that_an_upgrade_ends_is_a_line_in_the_log(installed: Installed) -> None:
+    process = installed.start()
+    installed.wait_for_log("no warnings")
+    assert request_done(str(installed.machine.store), "pause")["paused"]
+    installed.install("ciuicd")
+    process.send_signal(signal.SIGHUP)  # it looks at once
+    installed.wait_for_log("the pause ends: the program that starts now takes all snapshots again")
+    wait_until("it serves again", lambda: installed.version() is not None)
+    assert not request_status(str(installed.machine.store))["paused"]
+    process.terminate()
+    assert process.wait(60) == 0
 
 
 def test_an_upgrade_while_a_daemon_starts_is_noticed(installed: Installed) -> None:
