@@ -99,6 +99,7 @@ def take_with_hooks(
         say: Receives the output of the hooks; also told if ``after`` fails after a snapshot that
             failed.
         cancelled: Returns whether to stop: ``before`` is then killed, and ``after`` still runs.
+            Called often all the time, also while ``after`` runs: it shows that the work goes on.
         progress: See ``take_snapshot``.
         pacer: Makes the readers wait for other programs; None: they never do.
         note: Receives each state from the turn of ``before`` on.
@@ -114,9 +115,9 @@ def take_with_hooks(
                 store, request, clock=clock, cancelled=cancelled, progress=progress, pacer=pacer
             )
     except BaseException:
-        runner.after_failure()
+        runner.after_failure(cancelled)
         raise
-    return runner.after(request, report)
+    return runner.after(request, report, cancelled)
 
 
 def run_after_death(
@@ -181,7 +182,9 @@ class _Runner:
             return request
         return request._replace(trouble=(*request.trouble, _warning(request, what)))
 
-    def after(self, request: TakeRequest, report: TakeReport) -> TakeReport:
+    def after(
+        self, request: TakeRequest, report: TakeReport, waits: Callable[[], object]
+    ) -> TakeReport:
         """Run ``after``; returns the report, with a warning if the hook failed."""
         outcome = {
             b"CIUIC_SNAPSHOT_ID": report.id.encode(),
@@ -189,13 +192,13 @@ class _Runner:
             b"CIUIC_TROUBLE_COUNT": b"%d" % report.trouble_count,
             b"CIUIC_EXIT_STATUS": b"3" if report.trouble_count else b"0",
         }
-        what = self._run("after", self._hooks.after, outcome, _never)
+        what = self._run("after", self._hooks.after, outcome, _waiting(waits))
         return report if what is None else report.with_warning(_warning(request, what))
 
-    def after_failure(self) -> None:
+    def after_failure(self, waits: Callable[[], object]) -> None:
         """Run ``after`` although the snapshot failed."""
         if self._state is not None:
-            self._after_none(FAILED, _never)
+            self._after_none(FAILED, waits)
 
     def after_death(
         self,
@@ -205,18 +208,13 @@ class _Runner:
         waits: Callable[[], None],
     ) -> None:
         """Run ``after`` for a process that was killed."""
-
-        def waits_on() -> bool:
-            waits()
-            return False
-
         self._environ = _environ(store_path, request)
         self._state = HookState(store_path)
-        self._after_none(exit_status, waits_on)
+        self._after_none(exit_status, waits)
 
-    def _after_none(self, exit_status: int, cancelled: Callable[[], bool]) -> None:
+    def _after_none(self, exit_status: int, waits: Callable[[], object]) -> None:
         outcome = {b"CIUIC_EXIT_STATUS": b"%d" % exit_status}
-        what = self._run("after", self._hooks.after, outcome, cancelled)
+        what = self._run("after", self._hooks.after, outcome, _waiting(waits))
         if what is not None:
             self._say(f"{HOOK_WARNING}{what}")
 
@@ -254,8 +252,14 @@ class _Runner:
         return None if what is None else f"'{name}' {what}"
 
 
-def _never() -> bool:
-    return False
+def _waiting(waits: Callable[[], object]) -> Callable[[], bool]:
+    """Return what a hook asks that is never cancelled."""
+
+    def is_cancelled() -> bool:
+        waits()
+        return False
+
+    return is_cancelled
 
 
 def _warning(request: TakeRequest, what: str) -> PathWarning:

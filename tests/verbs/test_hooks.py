@@ -1,5 +1,6 @@
 """Hooks: commands before and after a snapshot, and the effects of their failures."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -11,7 +12,8 @@ import pytest
 
 from ciuic.errors import CancelledError
 from ciuic.snapshot.hook_process import run_hook
-from ciuic.snapshot.hooks import Hooks
+from ciuic.snapshot.hooks import Hooks, take_with_hooks
+from ciuic.snapshot.plan import TakeRequest
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock
 from tests.kit.box import Box
@@ -290,3 +292,28 @@ def test_a_hook_of_a_configuration_that_others_can_write_is_not_run(
         )
         assert once.returncode == 2, once.stderr
     assert not seen.exists()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_the_caller_sees_that_after_runs_and_does_not_cancel_it(
+    box: Box, tmp_path: Path, is_cancelled: bool
+) -> None:
+    (box.source / "file").write_text("x")
+    begun, gate, over = (tmp_path / name for name in ("begun", "gate", "over"))
+    wait = f"touch {begun}; while [ ! -e {gate} ]; do sleep 0.05; done; touch {over}"
+
+    def cancelled() -> bool:
+        if begun.exists():
+            gate.touch()
+        return is_cancelled
+
+    with pytest.raises(CancelledError) if is_cancelled else contextlib.nullcontext():
+        take_with_hooks(
+            lambda: open_store(str(box.store), write=True),
+            TakeRequest((os.fsencode(box.source),)),
+            Hooks(after=wait, timeout_s=20),
+            clock=SystemClock(),
+            say=print,
+            cancelled=cancelled,
+        )
+    assert over.exists()
