@@ -12,9 +12,21 @@ function sized(bytes) {
   return `${unit && bytes < 100 ? bytes.toFixed(1) : Math.round(bytes)} ${units[unit]}`;
 }
 
+// Text with an escape for each character that cannot be seen, or that moves others: as the server writes it.
+function shown(text) {
+  return text.replace(/(?! )[\p{C}\p{Z}]/gu, (char) => {
+    const number = char.codePointAt(0);
+    const named = { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[char];
+    if (named !== undefined) return named;
+    if (number >= 0xdc80 && number <= 0xdcff) return `\\x${(number - 0xdc00).toString(16)}`;
+    const [letter, digits] = number < 0x100 ? ["x", 2] : number < 0x10000 ? ["u", 4] : ["U", 8];
+    return `\\${letter}${number.toString(16).padStart(digits, "0")}`;
+  });
+}
+
 function fail(error) {
   const place = document.getElementById("failed");
-  place.textContent = error.hint ? `${error.message}. ${error.hint}` : error.message;
+  place.textContent = shown(error.hint ? `${error.message}. ${error.hint}` : error.message);
   place.hidden = false;
   place.scrollIntoView({ block: "nearest" });
 }
@@ -70,7 +82,7 @@ function follow(place) {
     part("files").textContent = progress.files.toLocaleString("en");
     const total = progress.total_bytes ? ` of ${sized(progress.total_bytes)}` : "";
     part("bytes").textContent = sized(progress.done_bytes) + total;
-    part("path").textContent = progress.path;
+    part("path").textContent = shown(progress.path);
     if (progress.total_bytes) {
       bar.max = progress.total_bytes;
       bar.value = progress.done_bytes;
