@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+from functools import cached_property
 from typing import Final
 
 from ciuic.errors import CorruptionError, PathNotFoundError, UnknownFormatError
@@ -54,6 +55,24 @@ class _Step:
         return None if found is None else Located(inner_path(path, name), found)
 
 
+class _Nodes:
+    """Reads nodes; it tries one that cannot be read once."""
+
+    def __init__(self, store: Store) -> None:
+        self._reader = store.reader
+        self._unreadable: dict[ChunkId, str] = {}
+
+    def get(self, kind: int, name: ChunkId) -> bytes:
+        """Return a node."""
+        if name in self._unreadable:
+            raise CorruptionError(self._unreadable[name])
+        try:
+            return self._reader.node(kind, name)
+        except (CorruptionError, UnknownFormatError) as error:
+            self._unreadable[name] = error.message
+            raise
+
+
 class Locator:
     """Finds paths in one snapshot.
 
@@ -65,8 +84,14 @@ class Locator:
         self._store = store
         self._manifest = manifest
         self._way: list[_Step] = []
-        self._unreadable: dict[bytes, str] = {}
-        self.left_out = LeftOut(manifest, self._has)
+        # Neither the steps nor the nodes refer to this object: a cycle would keep the directories
+        # of a thousand snapshots in memory until the garbage collector runs.
+        self._node = _Nodes(store).get
+
+    @cached_property
+    def left_out(self) -> LeftOut:
+        """Tells why a path may be missing. Made when needed: it refers to this object."""
+        return LeftOut(self._manifest, self._has)
 
     def _has(self, path: bytes) -> bool:
         try:
@@ -134,15 +159,6 @@ class Locator:
         nearest = self._way[-1].located
         name = _names(root, path)[len(self._way) - 1]
         return PathNotFoundError(message, hint=_suggestion(self._store, nearest, name))
-
-    def _node(self, kind: int, name: ChunkId) -> bytes:
-        if name in self._unreadable:
-            raise CorruptionError(self._unreadable[name])
-        try:
-            return self._store.reader.node(kind, name)
-        except (CorruptionError, UnknownFormatError) as error:
-            self._unreadable[name] = error.message
-            raise
 
 
 def _normal(path: bytes) -> bytes:

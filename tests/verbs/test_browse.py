@@ -1,8 +1,10 @@
 """Looking into snapshots: paths, trees, contents and differences."""
 
+import gc
 import os
 import stat
 import subprocess
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from ciuic.errors import CorruptionError, PathNotFoundError
 from ciuic.store.store import open_store
 from ciuic.view.diff import Change, diff
 from ciuic.view.listing import find
-from ciuic.view.locator import locate
+from ciuic.view.locator import Locator, locate
 from tests.kit.box import Box
 from tests.kit.damage import flip_content
 
@@ -207,3 +209,18 @@ def test_a_path_that_is_not_utf_8_goes_through_json_and_back(box: Box, tmp_path:
     assert box.ciuic("cat", "latest", path).out == "odd"
     assert box.ciuic("restore", "-s", "latest", "-p", path, "-d", tmp_path / "out").code == 0
     assert os.listdir(os.fsencode(tmp_path / "out")) == [name]
+
+
+def test_the_directories_that_a_search_has_read_are_freed_at_once(box: Box):
+    (box.source / "a").write_text("1")
+    taken = box.take()
+    with open_store(str(box.store)) as store:
+        locator = Locator(store, store.manifest(taken.id))
+        assert locator.find(os.fsencode(box.source / "a")) is not None
+        there = weakref.ref(locator)
+        gc.disable()
+        try:
+            del locator
+            assert there() is None
+        finally:
+            gc.enable()
