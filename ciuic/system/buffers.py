@@ -58,7 +58,7 @@ def keep_little() -> None:
     """Make malloc return freed memory to the system early: mallopt(3).
 
     For a process that mostly waits. By default, malloc keeps twice as much as the largest block
-    that was ever freed, in each of its arenas.
+    that was ever freed, in each of its arenas. Threads share one: they wait for each other anyway.
     """
     import ctypes
 
@@ -66,6 +66,7 @@ def keep_little() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_ALONE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEEP_LITTLE_BYTES)
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def give_back_holes() -> None:
