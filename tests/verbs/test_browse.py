@@ -211,7 +211,7 @@ def test_a_path_that_is_not_utf_8_goes_through_json_and_back(box: Box, tmp_path:
     assert os.listdir(os.fsencode(tmp_path / "out")) == [name]
 
 
-def test_the_directories_that_a_search_has_read_are_freed_at_once(box: Box):
+def test_the_directories_that_a_search_has_read_are_freed_at_once(box: Box) -> None:
     (box.source / "a").write_text("1")
     taken = box.take()
     with open_store(str(box.store)) as store:
