@@ -307,7 +307,13 @@ def test_no_snapshot_is_taken_into_a_store_that_is_mounted_just_before_it_is_ope
     def taker(store_id):
         clock = ManualClock(time.time_ns())
         return SnapshotTaker(
-            clock, Notifier({}), lambda: False, lambda: None, store_id=store_id, apart=False
+            clock,
+            Notifier({}),
+            lambda: False,
+            lambda: None,
+            is_ending=lambda: False,
+            store_id=store_id,
+            apart=False,
         )
 
     with pytest.raises(StoreError, match="a different store is now at"):
