@@ -113,15 +113,24 @@ def _fingerprint() -> int:
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
+                    if entry.name.startswith("."):  # such as the lock of an editor
+                        continue
                     if entry.name.endswith(_SUFFIXES):
-                        status = entry.stat()
-                        found.add((entry.path, status.st_size, status.st_mtime_ns))
+                        found.add((entry.path, *_size_and_time(entry)))
                     elif "." not in entry.name and entry.name != "__pycache__":
                         waiting.append(entry.path)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             # In the middle of an upgrade, a file may go at any time.
             found.add((directory, 0, 0))
     return hash(frozenset(found))
+
+
+def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
+    try:
+        status = entry.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _fingerprint_at_start() -> int | None:

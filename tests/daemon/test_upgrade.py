@@ -173,6 +173,35 @@ def test_a_pause_that_an_upgrade_ends_is_a_line_in_the_log(installed: Installed)
     assert process.wait(60) == 0
 
 
+def test_the_lock_of_an_editor_beside_a_module_is_no_upgrade(installed: Installed) -> None:
+    process = installed.start()
+    installed.wait_for_log("no warnings")
+    (installed.site / "ciuicd" / ".#taking.py").symlink_to("user@machine.1")
+    assert request_snapshot(str(installed.machine.store)) is not None
+    process.terminate()
+    assert process.wait(60) == 0
+    assert "ciuic was replaced on disk" not in installed.log.read_text()
+
+
+def test_a_daemon_that_becomes_the_new_program_keeps_no_watch_of_files(
+    installed: Installed,
+) -> None:
+    def watches() -> int:
+        found = 0
+        for place in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found += os.readlink(place) == "anon_inode:inotify"
+        return found
+
+    with (installed.machine.source / "checkpoint.pt").open("wb"):
+        process = installed.start()
+        installed.wait_for_log("1 file being written")
+        assert watches() == 1
+        installed.install("ciuic", "99.0")
+        wait_until("the new program serves", lambda: installed.version() == "99.0")
+        assert watches() == 0
+
+
 def test_an_upgrade_while_a_daemon_starts_is_noticed(installed: Installed) -> None:
     module = installed.site / "ciuic" / "config" / "load.py"
     mark = installed.machine.directory / "mark"
