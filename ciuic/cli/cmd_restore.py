@@ -130,10 +130,10 @@ def command(
 
     Each file appears complete, or not at all; files that are already right are left alone. If a
     target exists, ciuic changes nothing unless you give --overwrite. A second restore of a
-    directory waits while the first one is at work; after 30 seconds, it is refused. You can run an
-    interrupted restore again. If the snapshot still has reflink copies, ciuic restores large files
-    from them without copying data. ciuic takes damaged chunks from the configured copies, and
-    checks them as always.
+    directory waits while the first one is at work; after 30 seconds, it is refused. The lock is
+    that of flock(1), so 'flock DIR ciuic restore ...' works. You can run an interrupted restore
+    again. If the snapshot still has reflink copies, ciuic restores large files from them without
+    copying data. ciuic takes damaged chunks from the configured copies, and checks them as always.
 
     GLOBs use the syntax of exclude_patterns: *.pt matches a name at any depth; run7/*.pt matches
     the end of a path; /data/run7/** matches from the root. * and ? stop at a /, ** does not, and

@@ -21,9 +21,9 @@ from ciuic.source.freeze.interface import IN_PLACE, OpensCopies
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 
-__all__ = ["Run", "open_directory", "target_errors"]
+__all__ = ["PARENT_MODE", "Run", "open_directory", "target_errors"]
 
-_PARENT_MODE: Final = 0o755
+PARENT_MODE: Final = 0o755
 
 
 class Run(NamedTuple):
@@ -97,7 +97,7 @@ class Run(NamedTuple):
             if not os.path.isdir(path):
                 if self.request.dry_run:
                     return None
-                os.makedirs(path, _PARENT_MODE, exist_ok=True)
+                os.makedirs(path, PARENT_MODE, exist_ok=True)
             return open_directory(path)
 
 
