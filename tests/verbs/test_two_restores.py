@@ -18,7 +18,7 @@ from ciuic.restore import holds
 from ciuic.restore import restore as restoring
 from ciuic.restore.report import RestoreReport
 from ciuic.restore.restore import restore
-from ciuic.restore.targets import RestoreRequest, Target
+from ciuic.restore.targets import RestoreRequest, Target, refuse_existing
 from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
@@ -66,7 +66,7 @@ def once_after_the_check(
     monkeypatch: pytest.MonkeyPatch, module: object, meanwhile: Callable[[], object]
 ) -> None:
     """Do something right after a restore has found that no target exists."""
-    check, waiting = restoring.refuse_existing, [meanwhile]
+    check, waiting = refuse_existing, [meanwhile]
 
     def checked(targets: list[Target], *, overwrite: bool) -> None:
         check(targets, overwrite=overwrite)
@@ -367,7 +367,7 @@ def test_a_directory_that_a_refused_restore_removes_is_created_and_locked_again(
 ) -> None:
     box, (first, _) = two
     (first / "file").unlink()
-    is_locked = []
+    is_locked: list[bool] = []
 
     with locked(first) as held:
 
