@@ -1,7 +1,11 @@
 """Work that several threads share: all of it is done, and failures stop it."""
 
+import os
+import signal
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
@@ -56,6 +60,57 @@ def test_the_first_failure_stops_the_work_and_is_raised_when_no_thread_works(
         share(work, range(MANY), count, "test")
     assert len(begun) < MANY
     assert threading.active_count() == before
+
+
+def test_an_exception_while_a_thread_starts_is_raised_when_no_thread_works() -> None:
+    begun: list[int] = []
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        """Raise when the new thread runs, and its start is not over."""
+        if frame.f_code is threading.Event.wait.__code__:
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            share(begun.append, range(MANY), 3, "interrupted")
+    finally:
+        sys.settrace(before)
+    count = len(begun)
+    for thread in threading.enumerate():
+        while thread.name == "interrupted" and thread in threading.enumerate():
+            # One that has not quite started cannot be joined.
+            if thread.is_alive():
+                thread.join(LIMIT_S)
+    assert len(begun) == count < MANY
+
+
+def test_an_exception_of_a_signal_is_raised_when_no_thread_works() -> None:
+    both, is_raised, is_left = threading.Barrier(2), threading.Event(), threading.Event()
+    done = []
+
+    def fail(*_: object) -> None:
+        is_raised.set()
+        raise TimeoutError
+
+    def work(item: int) -> None:
+        both.wait(LIMIT_S)
+        if threading.current_thread() is not threading.main_thread():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert is_raised.wait(LIMIT_S)
+            # Set only if ``share`` returns too early.
+            is_left.wait(0.5)
+            done.append(item)
+
+    earlier = signal.signal(signal.SIGUSR1, fail)
+    try:
+        with pytest.raises(TimeoutError):
+            share(work, range(2), 2, "test")
+        assert len(done) == 1
+    finally:
+        is_left.set()
+        signal.signal(signal.SIGUSR1, earlier)
 
 
 def test_nothing_to_do_is_no_failure() -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from ciuic.errors import ResourceError, shortage
 
@@ -11,6 +11,8 @@ __all__ = ["Pool", "Running", "Workers", "share", "start", "start_pool"]
 T = TypeVar("T")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+
+_CHECK_S: Final = 1.0
 
 
 class Running(Protocol[R_co]):
@@ -65,11 +67,11 @@ def share(work: Callable[[T], object], items: Sequence[T], count: int, name: str
         name: The name of the other threads.
 
     Raises:
-        BaseException: The first failure of ``work``, or Ctrl-C; no further item has begun.
+        BaseException: The first failure of ``work``, or of a signal; no further item has begun.
     """
     left, failures = iter(items), list[BaseException]()
 
-    def go() -> None:
+    def go(ended: threading.Event) -> None:
         try:
             for item in left:
                 if failures:
@@ -77,21 +79,35 @@ def share(work: Callable[[T], object], items: Sequence[T], count: int, name: str
                 work(item)
         except BaseException as error:  # noqa: BLE001 - it is raised below
             failures.append(error)
+        finally:
+            ended.set()
 
-    helpers: list[threading.Thread] = []
-    for _ in range(min(count, len(items)) - 1):
-        helper = threading.Thread(target=go, name=name, daemon=True)
-        try:
-            start(helper)
-        except ResourceError:
-            break
-        helpers.append(helper)
-    go()
+    helpers: list[tuple[threading.Thread, threading.Event]] = []
+    try:
+        for _ in range(min(count, len(items)) - 1):
+            ended = threading.Event()
+            helper = threading.Thread(target=go, args=(ended,), name=name, daemon=True)
+            # First: a signal may raise when the thread runs already.
+            helpers.append((helper, ended))
+            try:
+                start(helper)
+            except ResourceError:
+                helpers.pop()
+                break
+        go(threading.Event())
+    except BaseException as error:  # noqa: BLE001 - it is raised below
+        failures.append(error)
     while helpers:
         try:
-            helpers[-1].join()
+            helper, ended = helpers[-1]
+            # Not ``join`` alone: one that a signal ends takes the thread for ended ever after. A
+            # thread that is not alive yet finds the failure, and begins nothing.
+            while helper.is_alive() and not ended.wait(_CHECK_S):
+                pass
+            if helper.is_alive():
+                helper.join()
             helpers.pop()
-        except KeyboardInterrupt as error:
+        except BaseException as error:  # noqa: BLE001 - it is raised below
             failures.append(error)
     if failures:
         raise failures[0]
