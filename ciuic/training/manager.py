@@ -114,7 +114,7 @@ class SnapshotManager:
         self._rules = Rules(max_snapshots, policies, keep_optimizer)
         self._layers = checked_layers(layers)
         check_if_busy(if_busy, ranks)
-        check_pickle_leaves(pickle_leaves)
+        leaves = check_pickle_leaves(pickle_leaves)
         self._clock = SystemClock()
         self._cadence = Cadence(interval, full_every, weights_every, self._clock.monotonic_s())
         grace_s = duration_s("preemption_grace", preemption_grace)
@@ -137,7 +137,7 @@ class SnapshotManager:
             self._clock,
             self._layers,
             if_busy=if_busy,
-            pickle_leaves=tuple(pickle_leaves),
+            pickle_leaves=leaves,
         )
         self._completeness = Completeness()
         self._loads = Loads(self._path, run, self._job, self._saves)

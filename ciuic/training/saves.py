@@ -55,7 +55,7 @@ class Saves:
         clock: Gives the time.
         layers: The groups of the model's parameters.
         if_busy: What ``check_if_busy`` has accepted.
-        pickle_leaves: What ``check_pickle_leaves`` has accepted.
+        pickle_leaves: What ``check_pickle_leaves`` has returned.
 
     Raises:
         StoreError: The other ranks cannot be reached.

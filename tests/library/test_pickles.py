@@ -157,6 +157,13 @@ def test_patterns_that_are_no_list_of_names_are_refused(tmp_path, wrong):
     assert not (tmp_path / "store").exists()
 
 
+def test_patterns_may_come_from_a_generator(tmp_path):
+    names = (name for name in ["extra['env']"])
+    with SnapshotManager(tmp_path, pickle_leaves=names) as manager:
+        manager.save_snapshot({}, {}, extra={"env": Environment(5)}, wait=True)
+        assert manager.load_latest_snapshot()["extra"]["env"].load().seed == 5
+
+
 def test_weights_alone_keep_the_pickles_of_the_model(tmp_path):
     model = {"w": np.arange(5.0), "config": Environment(3)}
     optimizer = {"m": np.arange(9.0), "code": Environment(4)}

@@ -2,7 +2,7 @@
 
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -94,14 +94,15 @@ class Pickles:
         return file
 
 
-def check_pickle_leaves(allowed: Sequence[str]) -> None:
-    """Check the argument ``pickle_leaves`` of a manager.
+def check_pickle_leaves(allowed: Iterable[str]) -> tuple[str, ...]:
+    """Check the argument ``pickle_leaves`` of a manager; returns its names.
 
     Raises:
         UsageError: It is a single text, which is a sequence too, or an item is not a name.
     """
     hint = """Give names as the error message writes them: pickle_leaves=["extra['env']"]."""
-    checked_items("pickle_leaves", allowed, str, what="names", hint=hint)
+    found: tuple[str, ...] = checked_items("pickle_leaves", allowed, str, what="names", hint=hint)
+    return found
 
 
 def refuse_pickles(state: Any, name: str) -> None:
