@@ -109,6 +109,12 @@ class CiuicError(Exception):
         # Any: a part of a JSON document.
         self.done: Mapping[str, Any] = {}
 
+    # Any: what BaseException takes.
+    def __setstate__(self, state: Any) -> None:
+        """Set what another process has pickled: no note of a default hint, if it had none."""
+        vars(self).pop("__notes__", None)
+        super().__setstate__(state)
+
     def after(self, what: str, *, hint: str, done: Mapping[str, Any]) -> Self:
         """Return this error as the end of a run that did part of its work.
 

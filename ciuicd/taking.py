@@ -187,7 +187,9 @@ class SnapshotTaker:
             )
         except ChildDiedError as error:
             # It may have died after the commit.
-            error.hint += " 'ciuic list' shows whether the snapshot was committed."
+            more = "'ciuic list' shows whether the snapshot was committed."
+            error.hint += f" {more}"
+            error.add_note(more)
             for state in states:
                 run_after_death(
                     state,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ciuic import Best, SnapshotManager
-from ciuic.errors import UsageError
+from ciuic.errors import StoreError, UsageError
 
 HERE = Path(__file__).parent
 HANG_S = 60
@@ -146,3 +146,5 @@ def test_a_traceback_shows_the_hint_once(tmp_path: Path) -> None:
             raise again
     assert caught.value.__notes__ == ["Do this."]
     assert not hasattr(UsageError("what"), "__notes__")
+    without = pickle.loads(pickle.dumps(StoreError("what", hint="")))
+    assert (without.hint, hasattr(without, "__notes__")) == ("", False)
