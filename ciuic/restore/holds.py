@@ -132,12 +132,15 @@ class _Holds:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(path, PARENT_MODE)
                     self._made.append(path)
-            os.mkdir(target.place, _MODE)
+            if target.name != b".":
+                os.mkdir(target.place, _MODE)
+                self._made.append(target.place)
+            elif target.parent not in self._made:  # "/" goes into its parent itself
+                return False
         except FileExistsError:
             return False
         except OSError:
             return True
-        self._made.append(target.place)
         handle = _opened(target)
         if handle is None:
             return True
