@@ -30,6 +30,8 @@ _RESERVED_COUNT: Final = len(STEP_KEYS) + len(TIME_KEYS) + 1
 _STEP_MAX: Final = 2**63 - 1
 _TEXT_MAX: Final = 40
 _WORDS: Final = ((b"NaN", b'"nan"'), (b"-Infinity", b'"-inf"'), (b"Infinity", b'"inf"'))
+_NO_OBJECT: Final = frozenset(b"%c" % byte for byte in range(0x21, 0x7F)) - {b"{"}
+"""A line that begins with one of these is no JSON object, whatever its encoding."""
 
 
 class Record(NamedTuple):
@@ -101,7 +103,10 @@ class Decoder:
         self._type = _line_type(self._fields)
         self._fast = _fast_decoder(self._type, len(self._fields))
         self._plain = None if self._type is None else msgspec.json.Decoder(self._type).decode
-        self._loose = _loose_decoder(self._fields)
+        loose_type = _line_type(self._fields, float | str)
+        self._worded = None if loose_type is None else msgspec.json.Decoder(loose_type).decode
+        self._loose = _loose_decoder(self._worded, len(self._fields))
+        self._have_words = False
 
     def decode(self, line: bytes) -> Record | None:
         """Return what a line says; None if it has no step."""
@@ -130,13 +135,26 @@ class Decoder:
 
     def lines(self, lines: Sequence[bytes]) -> Lines | None:
         """Return what lines say, without their times; None if ``decode`` must read each of them."""
-        if self._plain is None:
+        if self._plain is None or self._worded is None:
             return None
-        try:
-            found = list(map(self._plain, lines))
-        except (ValueError, RecursionError):
-            found = self._each(lines, self._plain)
+        nothing = self._type()
+        found: list[Any] = [nothing] * len(lines)
+        # A training that has diverged has NaN in every line.
+        if not self._have_words:
+            found = _each(lines, self._plain, nothing)
+        odd = [
+            place
+            for place, one in enumerate(found)
+            if one is nothing and lines[place][:1] not in _NO_OBJECT
+        ]
+        count = _read_words(found, odd, lines, self._worded) if odd else 0
+        self._have_words = count > len(lines) // 2
         steps, kinds, values = self._split(found)
+        if odd:
+            values = [
+                [_number(value) if isinstance(value, str) else value for value in column]
+                for column in values
+            ]
         names = {kind: _rank_text(kind) for kind in set(kinds)}
         ranks = [names[kind] for kind in kinds]
         if None not in steps:
@@ -151,16 +169,6 @@ class Decoder:
         has_step = [step is not None for step in steps]
         kept = [list(compress(column, has_step)) for column in (steps, ranks, *values)]
         return Lines(kept[0], kept[1], kept[2:])
-
-    def _each(self, lines: Sequence[bytes], decode: Callable[[bytes], Any]) -> list[Any]:
-        """Decode lines; an empty object for each that is not plain."""
-        found, nothing = [], self._type()
-        for line in lines:
-            try:
-                found.append(decode(line))
-            except (ValueError, RecursionError):
-                found.append(nothing)
-        return found
 
     def _split(
         self, found: Sequence[Any]
@@ -177,6 +185,9 @@ class Decoder:
 
     def _odd(self, line: bytes) -> Record | None:
         """Return what a line says that has more than plain values, or no step."""
+        if line[:1] in _NO_OBJECT:  # text, which ``json`` would take long to refuse
+            self.broken += 1
+            return None
         try:
             found = self._loose(line)
         except (ValueError, RecursionError):
@@ -268,21 +279,61 @@ def _fast_decoder(made: Any, count: int) -> Callable[[bytes], Record | None]:
     return fast
 
 
-def _loose_decoder(fields: tuple[str, ...]) -> Callable[[bytes], Record | None]:
+def _each(lines: Sequence[bytes], decode: Callable[[bytes], Any], nothing: Any) -> list[Any]:
+    """Decode lines; ``nothing`` stands for each that is refused."""
+    found: list[Any] = []
+    rest = iter(lines)
+    while len(found) < len(lines):
+        try:
+            # What was decoded before a line that is refused stays, and the next call goes on.
+            found.extend(map(decode, rest))
+        except (ValueError, RecursionError):
+            found.append(nothing)
+    return found
+
+
+def _read_words(
+    found: list[Any], odd: Sequence[int], lines: Sequence[bytes], decode: Callable[[bytes], Any]
+) -> int:
+    """Decode the odd ones of lines as ``_loose_decoder`` does, and put them in their places.
+
+    Returns:
+        How many of them have NaN or Infinity.
+    """
+    given = [lines[place] for place in odd]
+    texts = _without_words(b"\n".join(given)).split(b"\n")
+    if len(texts) != len(given):
+        return 0
+    count = 0
+    for place, line, text, one in zip(odd, given, texts, _each(texts, decode, None), strict=True):
+        has_word = text != line
+        count += has_word
+        # A rank in text may be a word that was none.
+        if one is not None and not (has_word and isinstance(one.f6, str)):
+            found[place] = one
+    return count
+
+
+def _without_words(text: bytes) -> bytes:
+    """Return the text of lines in JSON, without NaN and Infinity. Within a text they break it."""
+    for word, written in _WORDS:
+        text = text.replace(word, written)
+    return text
+
+
+def _loose_decoder(
+    decode: Callable[[bytes], Any] | None, count: int
+) -> Callable[[bytes], Record | None]:
     """Return a function for lines with NaN and Infinity, which are not JSON, and numbers in text.
 
     It returns None, or raises, for others. A word in a text becomes no JSON at all.
     """
-    made = _line_type(fields, float | str)
-    if made is None:
+    if decode is None:
         return lambda _line: None
-    decode = msgspec.json.Decoder(made).decode
-    names = [f"f{_RESERVED_COUNT + number}" for number in range(len(fields))]
+    names = [f"f{_RESERVED_COUNT + number}" for number in range(count)]
 
     def loose(line: bytes) -> Record | None:
-        for word, text in _WORDS:
-            line = line.replace(word, text)
-        found: Any = decode(line)
+        found: Any = decode(_without_words(line))
         step, rank = _plain_step(found), found.f6
         # A rank in text may be a word that was none.
         if step is None or found.f4 is not None or found.f5 is not None or isinstance(rank, str):

@@ -13,9 +13,9 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise, repeat
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
-__all__ = ["Above", "Compared", "Condition", "Moves", "NotFinite"]
+__all__ = ["Above", "Compared", "Condition", "Exact", "Moves", "NotFinite"]
 
 _SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
@@ -71,6 +71,15 @@ class Condition(Protocol):
         ...
 
 
+@runtime_checkable
+class Exact(Condition, Protocol):
+    """A condition that goes on to hold wherever a step may count for it."""
+
+    def go_on(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Add steps that count to those at which it holds."""
+        ...
+
+
 class _Streak:
     """Counts the steps in a row at which something is the case.
 
@@ -103,6 +112,10 @@ class _Streak:
     def rest(self, step: int) -> None:
         self.look(step, holds=False)
         self.commit()
+
+    def go_on(self, steps: Sequence[int]) -> None:
+        self._last_length += len(steps)
+        self._last_step = steps[-1]
 
 
 class Moves:
@@ -216,6 +229,12 @@ class Compared:
         self.look(step, value)
         self.commit()
 
+    def go_on(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """See ``Exact``."""
+        self._last_length += len(steps)
+        self._earlier.extend(steps)
+        self._values.extend(values)
+
     def __str__(self) -> str:
         shown = [*self._values, self._value][-min(self.steps, 8) :]
         return f"{self.field} was {', '.join(map(_text, shown))}"
@@ -253,6 +272,11 @@ class NotFinite:
         """See ``Condition``."""
         self._streak.rest(step)
         self._value = value
+
+    def go_on(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """See ``Exact``."""
+        self._value = values[-1]
+        self._streak.go_on(steps)
 
     def __str__(self) -> str:
         return f"{self.field} was {_text(self._value)}"

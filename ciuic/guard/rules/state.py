@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import compress
 
-from ciuic.guard.rules.conditions import Condition
+from ciuic.guard.rules.conditions import Condition, Exact
 from ciuic.guard.rules.language import Rule
 from ciuic.guard.rules.quiet import first_chance, last_break
 
@@ -35,6 +35,8 @@ class RuleState:
         """Forget all steps."""
         self._conditions: list[Condition] = [make() for make in self.rule.conditions]
         self._looks = [(self._columns[one.field], one) for one in self._conditions]
+        exact = [one for one in self._conditions if isinstance(one, Exact)]
+        self._exact = exact if len(exact) == len(self._conditions) else []
         self._is_open = False
         self.is_firing = False
 
@@ -100,6 +102,8 @@ class RuleState:
         until = min(self.window, count)
         while at < count:
             while at < until or (self.is_firing and at < count):
+                if self.is_firing and self._exact:
+                    at = self._go_on(steps, looks, marks, at)
                 if self._look_once(steps[at], looks, at):
                     yield at
                 at += 1
@@ -110,6 +114,27 @@ class RuleState:
                 self._rest(steps[place], looks, place)
                 at = place + 1
             until = min(end + 1 + self.window, count)
+
+    def _go_on(
+        self,
+        steps: Sequence[int],
+        looks: Sequence[tuple[Condition, Sequence[float]]],
+        marks: Sequence[tuple[bytes, bytes]],
+        at: int,
+    ) -> int:
+        """Go on firing without a look, from a place to the last step at which nothing ends it.
+
+        Returns:
+            The place of that step, or of the first one: the next to look at.
+        """
+        ends = [marked.find(0, at) for marked, _ in marks]
+        last = min(len(steps) if end < 0 else end for end in ends) - 1
+        if last <= at:
+            return at
+        self.begin()
+        for condition, (_, given) in zip(self._exact, looks, strict=True):
+            condition.go_on(steps[at:last], given[at:last])
+        return last
 
     def _look_once(
         self, step: int, looks: Sequence[tuple[Condition, Sequence[float]]], at: int
