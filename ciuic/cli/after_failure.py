@@ -29,18 +29,19 @@ _COARSE_NS: Final = 2 * _NS
 """A file system may store whole seconds, and its clock may be a tick behind."""
 
 
-def take_emergency(session: Session) -> Document | None:
+def take_emergency(session: Session) -> list[Document]:
     """Take a snapshot of each schedule now, in the order of the configuration.
 
     Returns:
-        The report of the first; None if one failed.
+        The report of each; none if one failed.
     """
     names: list[str] = []
     if session.store is None:
         with contextlib.suppress(ConfigError):  # 'ciuic snapshot' says what is wrong
             names = [other.schedule for other in session.settings().others]
     reports = [_take(session), *(_take(session, "--schedule", name) for name in names)]
-    return reports[0] if all(reports) else None
+    taken = [report for report in reports if report is not None]
+    return taken if len(taken) == len(reports) else []
 
 
 def _take(session: Session, *options: str) -> Document | None:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -18,7 +18,7 @@ from ciuic.cli.table import (
 from ciuic.config.settings import Settings
 from ciuic.control import request_status
 from ciuic.errors import FAILED, CiuicError, ConfigError
-from ciuic.report.doctor.checklist import checklist
+from ciuic.report.doctor.checklist import NOT_KNOWN, checklist
 from ciuic.report.doctor.examine import examine
 from ciuic.report.doctor.findings import (
     LEVELS,
@@ -67,7 +67,7 @@ def command(session: Session, *, test_alerts: bool, as_json: bool) -> None:
         if not as_json:
             _print(*finding)
     answers = list(checklist(found))
-    counts = {level: sum(finding.level == level for finding in found) for level in LEVELS}
+    counts = _counts(found)
     is_well = not counts[PROBLEM]
     if as_json:
         print_json(
@@ -81,9 +81,15 @@ def command(session: Session, *, test_alerts: bool, as_json: bool) -> None:
     else:
         for number, answer in enumerate(answers, start=1):
             _print(answer.level, f"{number}. {answer.about}", answer.what, answer.advice)
+        # The other answers repeat findings.
+        counts = _counts([*found, *(answer for answer in answers if answer.what == NOT_KNOWN)])
         said = [counted(counts[level], level) for level in reversed(LEVELS) if level != OK]
         click.echo(", ".join(said), err=True)
     sys.exit(0 if is_well else FAILED)
+
+
+def _counts(found: Sequence[Finding]) -> dict[str, int]:
+    return {level: sum(finding.level == level for finding in found) for level in LEVELS}
 
 
 def _check_configuration(session: Session) -> Iterator[Finding]:

@@ -232,7 +232,7 @@ def _report_failure(name: str, ended: Ended, alerts: Alerts) -> None:
 
 def _save_emergency(session: Session, name: str, alerts: Alerts) -> bool:
     """Take the snapshot of a job that failed; returns whether there is one."""
-    if take_emergency(session) is not None:
+    if take_emergency(session):
         return True
     said = f"job {name} failed, and its emergency snapshot failed too"
     alerts.began("emergency snapshot", "critical", said)

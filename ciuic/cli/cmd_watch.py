@@ -1,6 +1,7 @@
 """``ciuic watch``."""
 
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -17,7 +18,8 @@ from ciuic.cli.guarding import (
 )
 from ciuic.cli.options import absolute, given, rule_logs_option
 from ciuic.cli.session import Session
-from ciuic.errors import UsageError
+from ciuic.documents import Document
+from ciuic.errors import DONE, FAILED, TROUBLE, UsageError
 from ciuic.guard.job.command import Watched
 from ciuic.guard.job.guarding import block_signals, guard
 from ciuic.guard.job.idle import Idleness
@@ -50,8 +52,9 @@ def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...
 
     Only the parent of a process learns how it ended. So 'ciuic watch' treats every end as a
     failure; 'ciuic run' can tell them apart. A pause stops the process and every process below it.
-    SIGCONT to ciuic lets them go on. After Ctrl-C or SIGTERM, ciuic lets them go on and ends, and
-    they keep running.
+    SIGCONT to ciuic lets them go on. After Ctrl-C or SIGTERM, ciuic lets them go on and exits with
+    0, and they keep running. If the process ends first, ciuic exits as 'ciuic snapshot' does: with
+    1 if no snapshot was taken, and with 3 if one has warnings.
     """
     name = job or f"process {pid}"
     clock = SystemClock()
@@ -77,18 +80,28 @@ def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...
     ended = guard(watched, read, Idleness(rules, clock), events, clock)
     alerts.idle()  # what the last lines say is told before anything that takes long
     read.close()
+    status = DONE
     if not ended.asked:
         step = "" if ended.last_step is None else f"; its last step was {ended.last_step}"
         said = f"job {name} has ended{oom_text(ended)}{step}"
         say(f"critical: {said}")
         alerts.began("failure", "critical", said, step=ended.last_step)
-        if can_snapshot and take_emergency(session) is None:
+        taken = take_emergency(session) if can_snapshot else []
+        if can_snapshot and not taken:
             said = f"job {name} has ended, and its emergency snapshot failed"
             alerts.began("emergency snapshot", "critical", said)
+        status = _status(taken)
     events.finish()
     watched.close()
     alerts.wait()
-    sys.exit(0)
+    sys.exit(status)
+
+
+def _status(taken: Sequence[Document]) -> int:
+    """Return the exit status after the end of the process."""
+    if not taken:
+        return FAILED
+    return TROUBLE if any(report["trouble"] for report in taken) else DONE
 
 
 def _start(pid: int, text: str, name: str, found: Finding) -> None:

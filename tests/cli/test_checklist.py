@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.report.doctor.checklist import NOT_KNOWN
 from tests.kit.daemon import Machine, wait_until
 from tests.kit.program import ciuic
 
@@ -62,6 +63,10 @@ def test_six_lines_say_what_to_do_and_become_ok_when_it_is_done(machine: Machine
     assert ciuic("--config", machine.config, "init").code == 0
     first = answers(machine)
     assert list(first) == QUESTIONS
+    people = ciuic("--config", machine.config, "doctor")
+    shown = sum(line.startswith("warning ") for line in people.out.splitlines())
+    repeated = sum(one["level"] == "warning" for one in first.values() if one["what"] != NOT_KNOWN)
+    assert f"{shown - repeated} warnings, " in people.err
     for one in first.values():
         assert bool(one["advice"]) == (one["level"] != "ok"), one
     assert first["the snapshot system runs"]["level"] == "warning"

@@ -70,6 +70,25 @@ def test_ctrl_c_ends_the_watching_and_not_the_process(
     assert started.poll() is None
 
 
+def test_the_status_says_whether_there_is_a_snapshot_of_the_end(box: Box) -> None:
+    written = box.source / "a"
+    for arguments, mode, code in (
+        (("--config", box.config), "rb", 0),
+        (("--config", box.config), "r+b", 3),  # a program has the file open for writing
+        ((), "rb", 1),
+    ):
+        written.write_bytes(b"a")
+        with (
+            written.open(mode),
+            subprocess.Popen(["sleep", "600"]) as watched,
+            Run(*arguments, "watch", "--pid", str(watched.pid)) as run,
+        ):
+            wait_until("it watches", lambda run=run: has_open(run.pid, Path("none")))
+            watched.kill()
+            assert run.end() == code, run.err
+    assert len(box.snapshots()) == 2
+
+
 def test_a_process_that_is_gone_or_above_is_named() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -5,7 +5,10 @@ from typing import Final
 
 from ciuic.report.doctor.findings import LEVELS, NOTE, OK, PROBLEM, WARNING, Finding, Plan
 
-__all__ = ["checklist", "examine_contacts"]
+__all__ = ["NOT_KNOWN", "checklist", "examine_contacts"]
+
+NOT_KNOWN: Final = "not known: the check could not be made, or there is nothing to check yet"
+"""The answer to a question that no finding is about."""
 
 _QUESTIONS: Final[Sequence[tuple[str, Callable[[Finding], bool]]]] = (
     ("the snapshot system runs", lambda one: one.about == "daemon"),
@@ -28,9 +31,8 @@ def checklist(findings: Sequence[Finding]) -> Iterator[Finding]:
     for question, is_about in _QUESTIONS:
         answers = [finding for finding in findings if is_about(finding)]
         if not answers:
-            what = "not known: the check could not be made, or there is nothing to check yet"
             advice = "Name a configuration, start the daemon, and run doctor again."
-            yield Finding(WARNING, question, what, advice)
+            yield Finding(WARNING, question, NOT_KNOWN, advice)
             continue
         worst = max(answers, key=lambda one: LEVELS.index(one.level))
         yield Finding(worst.level, question, worst.what, worst.advice)
