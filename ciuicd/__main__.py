@@ -1,7 +1,7 @@
 """Entry point of ``ciuicd``: arguments, logging, signals, exit code.
 
 0  stopped as asked; with --once: a snapshot was taken
-1  failed; or the program on disk was replaced, and systemd is to start it
+1  failed
 2  wrong usage, or the configuration cannot be used
 3  --once: a snapshot was taken, with warnings
 4  damage found in the store
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 # First: it notes the files of the program before the others are imported.
-from ciuicd.program import start_again
+from ciuicd.program import PAUSED_VARIABLE, start_again
 
 # isort: split
 import ciuic
@@ -109,23 +109,22 @@ def _run(options: argparse.Namespace) -> int:
         return DONE if _copy(load_settings(path)) else FAILED
     refuse_in_hook(os.environ)
     settings = load_settings(path)
-    notifier = Notifier(os.environ)
     service = Service(
         settings,
         clock=SystemClock(),
-        notifier=notifier,
+        notifier=Notifier(os.environ),
         served_stores=ServedStores(os.environ),
+        # Not for the hooks, and not for a second time.
+        is_paused=bool(os.environ.pop(PAUSED_VARIABLE, "")),
     )
     signals = _Signals(service)
     if options.once:
         has_trouble = any(report.trouble_count for report in service.run_once())
         return TROUBLE if has_trouble else DONE
-    is_replaced = service.serve()
-    if not is_replaced or signals.end():
-        return DONE
-    if not notifier.has_manager:
-        start_again()
-    return FAILED
+    starts_again = service.serve()
+    if starts_again and not signals.end():
+        start_again(is_paused=service.is_paused)
+    return DONE
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -34,22 +34,13 @@ class Notifier:
         ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         usec = int(interval) if interval.isascii() and interval.isdigit() and ours else 0
         self.watchdog_s = usec / 1e6 if usec else None
-        # What a shell starts in a unit inherits the socket. systemd before 248 does not say whom it
-        # has started.
-        started = environ.get("SYSTEMD_EXEC_PID", str(os.getpid())) == str(os.getpid())
-        self._has_manager = started and bool(address)
-
-    @property
-    def has_manager(self) -> bool:
-        """Whether a service manager started this process, and restarts it after a failure."""
-        return self._has_manager
 
     def ready(self) -> None:
         """Say that the start, or a reload, has ended."""
         self._send("READY=1")
 
     def reloading(self, monotonic_s: float) -> None:
-        """Say that a reload begins; ``ready`` ends it."""
+        """Say that a reload begins, also of the program itself; ``ready`` ends it."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic_s * 1e6)}")
 
     def stopping(self) -> None:

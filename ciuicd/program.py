@@ -1,11 +1,14 @@
 """Whether the program on disk is still the one that runs, and starting the one on disk.
 
 A child process of the daemon imports modules that the daemon has not loaded. After an upgrade,
-these are new, beside old ones in memory. So the daemon looks before each piece of work, and starts
-again instead: systemd restarts it, or it executes the new program in its own place.
+these are new, beside old ones in memory. So the daemon looks before each piece of work, and
+executes the new program in its own place instead.
 
 Every way of installing gives a changed file another size or another time of change: pip, a package
 of a distribution, a checkout that is installed with ``pip install -e``.
+
+The new program runs in the old process, also below systemd. To end for systemd to start it would
+leave a unit with ``Restart=no`` without a daemon, and would end a pause.
 """
 
 import contextlib
@@ -17,7 +20,10 @@ import ciuic
 import ciuicd
 from ciuic.system.clock import Clock
 
-__all__ = ["Program", "start_again"]
+__all__ = ["PAUSED_VARIABLE", "Program", "start_again"]
+
+PAUSED_VARIABLE: Final = "CIUICD_PAUSED"
+"""In the environment of a program that goes on with the pause of the one before it."""
 
 _SUFFIXES: Final = (".py", ".so")
 _LOOK_S: Final = 5.0
@@ -86,14 +92,18 @@ def _starts() -> bool:
     return done.returncode == 0
 
 
-def start_again() -> NoReturn:
+def start_again(*, is_paused: bool) -> NoReturn:
     """Replace this process with the program on disk, with the same arguments.
+
+    Args:
+        is_paused: It takes no scheduled snapshots until it is told to.
 
     Raises:
         OSError: The interpreter cannot be started.
     """
     command = _command()
-    os.execv(command[0], command)  # noqa: S606 - no shell: the arguments stay as they are
+    environ = {**os.environ, PAUSED_VARIABLE: "1"} if is_paused else os.environ
+    os.execve(command[0], command, environ)  # noqa: S606 - no shell: the arguments stay as they are
 
 
 def _command() -> list[str]:

@@ -71,10 +71,17 @@ class Service:
         settings: The configuration.
         metrics: Counts what happens.
         is_stopping: The daemon ends.
+        is_paused: No scheduled snapshots are taken.
     """
 
     def __init__(
-        self, settings: Settings, *, clock: Clock, notifier: Notifier, served_stores: ServedStores
+        self,
+        settings: Settings,
+        *,
+        clock: Clock,
+        notifier: Notifier,
+        served_stores: ServedStores,
+        is_paused: bool = False,
     ) -> None:
         self.settings = settings
         self._clock = clock
@@ -83,7 +90,7 @@ class Service:
         self._inbox = Inbox()
         self.is_stopping = False
         self._reload_wanted = False
-        self._paused = False
+        self.is_paused = is_paused
         self._was_scheduled = False
         self._program = Program(clock)
         self._has_said_replaced = False
@@ -133,35 +140,35 @@ class Service:
             StoreError: The store is missing, cannot be made, or is not the expected one.
         """
         self._prepare_store(serves=True)
+        starts_again = False
         with self._watchdog.running():
             try:
                 self._hold.take(self.settings)
                 self._lower_priority()
                 self._introduce()
                 self._notifier.ready()
-                while not self.is_stopping:
-                    if not self._program.is_replaced():
+                while not (self.is_stopping or starts_again):
+                    if self._program.is_replaced():
+                        starts_again = self._can_start_again()
+                    else:
                         self._turn()
-                    elif self._can_start_again():
-                        return True
             finally:
-                self._notifier.stopping()
+                # A manager would wait for the end of a process that says it is stopping.
+                if starts_again:
+                    self._notifier.reloading(self._clock.monotonic_s())
+                else:
+                    self._notifier.stopping()
                 self.is_stopping = True
                 self._inbox.refuse_all(self._refusal)
                 self._turns.drop_follow_ups()
                 self._hold.release()
-        return False
+        return starts_again
 
     def _can_start_again(self) -> bool:
         """Return whether to leave for the program on disk; wait a moment if it does not start."""
         self._watchdog.note_progress()
-        if self._notifier.has_manager or self._program.can_start():
-            how = "ends for systemd to start it" if self._notifier.has_manager else "starts again"
-            _log.warning("ciuic was replaced on disk by another version: ciuicd %s", how)
-            if self._paused:
-                _log.warning(
-                    "the pause ends: the program that starts now takes all snapshots again"
-                )
+        if self._program.can_start():
+            _log.warning("ciuic was replaced on disk by another version: ciuicd starts again")
             self._refusal = BusyError(
                 "the daemon starts again, because ciuic was replaced on disk",
                 hint="Try again in a few seconds.",
@@ -230,6 +237,8 @@ class Service:
                 state.newest_ns = newest_taken_ns(state.settings, self._clock, by_daemon=True)
         store_path = self.settings.snapshot_dir
         _log.info("ciuicd %s serves %s: %s", ciuic.__version__, store_path, self._turns.plan)
+        if self.is_paused:
+            _log.info("still paused: no scheduled snapshots until 'resume'")
         self.show_status()
 
     def status(self) -> Document:
@@ -237,17 +246,17 @@ class Service:
         settings, job, report = self.settings, self._attempts.job, self._taker.last_report
         newest_ns = max((state.newest_ns or 0 for state in self._turns), default=0)
         awaited = [state.follow_ups.shown for state in self._turns]
-        state = "taking" if job is not None else "paused" if self._paused else "idle"
+        state = "taking" if job is not None else "paused" if self.is_paused else "idle"
         return {
             "state": state,
-            "paused": self._paused,
+            "paused": self.is_paused,
             "pid": os.getpid(),
             "version": ciuic.__version__,
             "config": settings.path,
             "store": settings.snapshot_dir,
             "snapshot_paths": list(settings.all_paths),
             "snapshot_interval_s": self._turns.first.interval_s,
-            "next": None if self._paused else rfc3339(self._turns.next_due_ns),
+            "next": None if self.is_paused else rfc3339(self._turns.next_due_ns),
             "newest": rfc3339(newest_ns) if newest_ns else None,
             "schedules": [state.as_json() for state in self._turns],
             "progress": None if job is None else job.progress,
@@ -261,13 +270,13 @@ class Service:
 
     def pause(self) -> None:
         """See ``Services``."""
-        self._paused = True
+        self.is_paused = True
         _log.info("paused: no scheduled snapshots until 'resume'")
         self._inbox.wake()
 
     def resume(self) -> None:
         """See ``Services``."""
-        self._paused = False
+        self.is_paused = False
         _log.info("resumed")
         self._inbox.wake()
 
@@ -340,7 +349,7 @@ class Service:
         if urgent is not None:
             self._attempts.take_for(urgent)
             return
-        if self._paused:
+        if self.is_paused:
             self._turns.drop_follow_ups()
         elif (state := self._turns.due()) is not None:
             # Several schedules may be due all the time: a request has every second turn.
@@ -386,7 +395,7 @@ class Service:
         )
 
     def _next_job(self) -> Job | None:
-        wait_s = _LOOK_S if self._paused else min(_LOOK_S, self._turns.wait_s)
+        wait_s = _LOOK_S if self.is_paused else min(_LOOK_S, self._turns.wait_s)
         look_s = self._turns.next_look_s
         if look_s is not None:
             wait_s = min(wait_s, look_s - self._clock.monotonic_s())
@@ -405,7 +414,7 @@ class Service:
 
     def write_metrics(self) -> None:
         """See ``Daemon``."""
-        next_due_ns = None if self._paused else self._turns.next_due_ns
+        next_due_ns = None if self.is_paused else self._turns.next_due_ns
         self.metrics.write(
             self.settings, next_due_ns=next_due_ns, is_taking=bool(self._attempts.job)
         )
@@ -417,5 +426,5 @@ class Service:
 
     def show_status(self) -> None:
         """See ``Daemon``."""
-        when = "paused" if self._paused else f"next {local_time_text(self._turns.next_due_ns)}"
+        when = "paused" if self.is_paused else f"next {local_time_text(self._turns.next_due_ns)}"
         self._notifier.status(f"{when}; {self._taker.last_text}")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ BOOT = REPOSITORY / "tests" / "kit" / "boot_systemd.sh"
 CANNOT_BOOT = 77
 BOOT_S = 120.0
 """A system boots many units: 30 s were too short beside other tests."""
+STOP_S = 2.0
 
 pytestmark = [
     pytest.mark.root,
@@ -512,12 +514,12 @@ def host_pid(systemd: Booted) -> int:
     raise AssertionError("the daemon is not among the processes")
 
 
-def test_systemd_starts_the_new_program_after_an_upgrade_without_a_restart(boot):
+def test_the_service_becomes_the_new_program_after_an_upgrade_without_a_restart(boot):
     systemd = boot(CONFIG)
     directory = "/etc/systemd/system/ciuicd.service.d"
     lines = [
         f"mkdir -p {directory} /opt/copy",
-        f"printf '[Service]\\nRestartSec=0\\n' > {directory}/quick.conf",
+        f"printf '[Service]\\nRestart=no\\n' > {directory}/quick.conf",
         f"cp -r {REPOSITORY}/ciuic {REPOSITORY}/ciuicd /opt/copy",
         f"sed -i '2s,{REPOSITORY},/opt/copy,' /usr/local/bin/ciuicd",
         "systemctl daemon-reload",
@@ -525,15 +527,38 @@ def test_systemd_starts_the_new_program_after_an_upgrade_without_a_restart(boot)
     ]
     systemd.output("sh", "-ec", "; ".join(lines))
     systemd.wait_for_journal("no warnings")
-    assert systemd.show("NRestarts") == "0"
+    process_id = systemd.show("MainPID")
     lines = [
         "rm -r /opt/copy/ciuic",
         f"cp -r {REPOSITORY}/ciuic /opt/copy",
         "sed -i 's/^__version__ = .*/__version__ = \"99.0\"/' /opt/copy/ciuic/__init__.py",
     ]
     systemd.output("sh", "-ec", "; ".join(lines))
-    systemd.wait_for_journal("ciuic was replaced on disk by another version: ciuicd ends")
+    systemd.wait_for_journal("ciuic was replaced on disk by another version: ciuicd starts again")
     systemd.wait_for_journal("ciuicd 99.0 serves")
-    assert int(systemd.show("NRestarts")) >= 1  # one more if it starts in the middle of the copy
     wait_until("it is active", lambda: systemd.show("ActiveState") == "active")
+    assert systemd.show("MainPID") == process_id
+    assert systemd.journal().count("snapshot cs-") == 1
+
+
+def test_systemd_waits_for_a_hook_that_runs_longer_than_its_own_limit(boot):
+    after = "echo begins; while [ ! -e /srv/gate ]; do sleep 0.05; done; echo ends"
+    systemd = boot(f"{CONFIG}after = {after}\n")
+    directory = "/etc/systemd/system/ciuicd.service.d"
+    lines = [
+        f"mkdir -p {directory}",
+        f"printf '[Service]\\nTimeoutStopSec={STOP_S}s\\n' > {directory}/quick.conf",
+        "systemctl daemon-reload",
+        "systemctl start ciuicd",
+    ]
+    systemd.output("sh", "-ec", "; ".join(lines))
+    systemd.wait_for_journal("after: begins")
+    systemd.output("systemctl", "stop", "--no-block", "ciuicd")
+    late_s = time.monotonic() + 2 * STOP_S
+    wait_until("systemd's own limit has passed", lambda: time.monotonic() > late_s)
+    assert systemd.show("ActiveState") == "deactivating"
+    systemd.output("touch", "/srv/gate")
+    wait_until("it has ended", lambda: systemd.show("ActiveState") == "inactive")
+    assert systemd.show("Result") == "success"
+    assert "after: ends" in systemd.journal()
     assert systemd.journal().count("snapshot cs-") == 1

@@ -99,7 +99,7 @@ def installed(machine: Machine) -> Iterator[Installed]:
         it.close()
 
 
-def test_a_daemon_without_a_manager_becomes_the_new_program_and_goes_on(
+def test_a_daemon_becomes_the_new_program_and_goes_on(
     installed: Installed,
 ) -> None:
     process = installed.start()
@@ -118,12 +118,12 @@ def test_a_daemon_without_a_manager_becomes_the_new_program_and_goes_on(
     assert len(installed.machine.snapshots()) == 2
 
 
-def test_a_daemon_that_systemd_restarts_ends_with_a_failure_before_the_next_fork(
-    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_service_manager_is_told_of_a_reload_and_keeps_the_process(
+    installed: Installed, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("SYSTEMD_EXEC_PID", raising=False)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
         process = installed.start(NOTIFY_SOCKET=str(tmp_path / "notify"))
         installed.wait_for_log("no warnings")
         # Quickly: a daemon that has just looked waits for 20 seconds, or for a request.
@@ -140,35 +140,33 @@ def test_a_daemon_that_systemd_restarts_ends_with_a_failure_before_the_next_fork
         with pytest.raises(StoreError, match="the daemon starts again") as raised:
             request_snapshot(str(installed.machine.store))
         assert raised.value.hint == "Try again in a few seconds."
-        assert process.wait(60) == 1
-    assert installed.log.read_text().count("ciuicd ends for systemd to start it") == 1
+        wait_until("it serves again", lambda: installed.version() is not None)
+        process.terminate()
+        assert process.wait(60) == 0
+        said = [manager.recv(1000).partition(b"\n")[0]]
+        while said[-1] != b"STOPPING=1":
+            said.append(manager.recv(1000).partition(b"\n")[0])
+    states = [one for one in said if not one.startswith((b"STATUS", b"WATCHDOG"))]
+    assert states == [b"READY=1", b"RELOADING=1", b"READY=1", b"STOPPING=1"]
     assert len(installed.machine.snapshots()) == 1
 
 
-def test_a_daemon_that_a_shell_in_a_unit_has_started_becomes_the_new_program(
-    installed: Installed, tmp_path: Path
-) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(tmp_path / "notify"))
-        process = installed.start(
-            NOTIFY_SOCKET=str(tmp_path / "notify"), SYSTEMD_EXEC_PID=str(os.getpid())
-        )
-        installed.wait_for_log("no warnings")
-        installed.install("ciuicd")
-        installed.wait_for_log("ciuicd starts again")
-        process.terminate()
-        assert process.wait(60) == 0
-
-
-def test_a_pause_that_an_upgrade_ends_is_a_line_in_the_log(installed: Installed) -> None:
+def test_a_pause_outlives_an_upgrade(installed: Installed) -> None:
+    store = str(installed.machine.store)
     process = installed.start()
     installed.wait_for_log("no warnings")
-    assert request_done(str(installed.machine.store), "pause")["paused"]
-    installed.install("ciuicd")
-    process.send_signal(signal.SIGHUP)  # it looks at once
-    installed.wait_for_log("the pause ends: the program that starts now takes all snapshots again")
-    wait_until("it serves again", lambda: installed.version() is not None)
-    assert not request_status(str(installed.machine.store))["paused"]
+    assert request_done(store, "pause")["paused"]
+    for version in ("98.0", "99.0"):
+        installed.install("ciuic", version)
+        process.send_signal(signal.SIGHUP)  # it looks at once
+        wait_until("the new program serves", lambda new=version: installed.version() == new)
+        assert request_status(store)["paused"]
+    assert installed.log.read_text().count("still paused: no scheduled snapshots") == 2
+    assert not request_done(store, "resume")["paused"]
+    installed.install("ciuic", "97.0")
+    process.send_signal(signal.SIGHUP)
+    wait_until("the new program serves", lambda: installed.version() == "97.0")
+    assert not request_status(store)["paused"]
     process.terminate()
     assert process.wait(60) == 0
 

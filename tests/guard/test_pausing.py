@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.box import Box
-from tests.kit.daemon import wait_until
+from tests.kit.daemon import REPOSITORY, wait_until
 from tests.kit.jobs import WITHOUT_CGROUP, Run, state
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -110,6 +110,46 @@ def test_every_process_stands_still_until_the_user_lets_it_go_on(
         assert {pid: state(pid) for pid in pids} == dict.fromkeys(pids, "running")
         training.stop()
         assert run.end() == 0
+
+
+LATER = """
+import os, time
+real = time.monotonic
+time.monotonic = lambda: real() + 481.0 * os.path.exists({path!r})
+"""
+"""The interpreter loads this before ciuic: once a file is there, eight minutes have passed."""
+
+
+def test_a_long_pause_is_told_before_collectives_run_into_their_limit(
+    box: Box, training: Training
+) -> None:
+    told, passed = training.directory / "told", training.directory / "passed"
+    hook = training.directory / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(LATER.format(path=str(passed)))
+    with box.config.open("a") as file:
+        file.write(
+            f"[rule d]\nwhen = loss > 3\nthen = pause\n[alert a]\ntype = command\n"
+            f"command = echo $CIUIC_ALERT_EVENT $CIUIC_ALERT_KEY: $CIUIC_ALERT_TEXT >> {told}\n"
+        )
+    with Run(
+        *("--config", box.config, "run", "--job", "j", "--log", training.log, "--"),
+        *training.command,
+        wrapper=("env", f"PYTHONPATH={hook}:{REPOSITORY}"),
+    ) as run:
+        run.waits_for("ready")
+        training.step(run, 1, 2, 3, 4, 5)
+        run.waits_for("job j is paused")
+        assert "collectives" not in run.err
+        passed.touch()
+        run.waits_for("and its collectives may time out when it goes on")
+        wait_until("an alert says so", lambda: "collectives may time out" in told.read_text())
+        run.send(signal.SIGCONT)
+        run.waits_for("job j goes on")
+        wait_until("its end is told", lambda: told.read_text().count("long pause") == 2)
+        training.stop()
+        assert run.end() == 0
+    assert "NCCL allows 10 minutes and gloo 30" in " ".join(run.err.split())
 
 
 def test_a_signal_ends_a_paused_job(training: Training) -> None:
