@@ -56,6 +56,7 @@ class Alerts:
         self._open: set[str] = set()
         self._began_s: dict[str, list[float]] = {}
         self._held: dict[str, _Held] = {}
+        self._last: dict[tuple[str, str], int] = {}
         self._rules = Grouping(job, self._deliver)
 
     def began(
@@ -144,7 +145,7 @@ class Alerts:
         moment = rfc3339(self._clock.now_ns())
         facts = {"job": self._job, **notice.facts}
         message = Message(notice.event, notice.severity, key, notice.text, host, moment, facts)
-        self.started.update(start_delivery(self._channels, message))
+        self.started.update(start_delivery(self._channels, message, self._last))
 
 
 def test_message(clock: Clock) -> Message:

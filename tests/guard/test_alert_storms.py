@@ -23,7 +23,7 @@ def job(
     """Return the alerts of a job, and the messages that they send."""
     sent: list[tuple[str, str, str]] = []
 
-    def start(_channels: object, message: Message) -> list[int]:
+    def start(_channels: object, message: Message, _last: object) -> list[int]:
         sent.append((message.event, message.key.rpartition("/")[2], message.text))
         return []
 

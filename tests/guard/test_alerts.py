@@ -15,7 +15,7 @@ import pytest
 from ciuic.config.load import load_settings
 from ciuic.errors import ConfigError
 from ciuic.guard.alerts.channels import Channel, parse_alert
-from ciuic.guard.alerts.deliver import deliver
+from ciuic.guard.alerts.deliver import deliver, start_delivery
 from ciuic.guard.alerts.message import Message
 from ciuic.guard.alerts.send import NotSent, send
 from ciuic.store.store import open_store
@@ -102,6 +102,19 @@ def test_an_hour_of_500_is_waited_out_with_longer_and_longer_pauses(hooks: Any) 
     assert deliver(webhook(hook.url), MESSAGE, clock) is None
     assert len(hook.got) == 19
     assert clock.monotonic_s() - began_s > 3000
+
+
+def test_the_end_of_a_fault_never_arrives_before_its_beginning(hooks: Any) -> None:
+    hook = hooks(500, 200)
+    last: dict[tuple[str, str], int] = {}
+    pids = []
+    for event in ("began", "ended", "began"):
+        message = Message(event, *[getattr(MESSAGE, name) for name in MESSAGE.__slots__[1:]])
+        pids += start_delivery([webhook(hook.url)], message, last)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 3
+    (handle,) = last.values()
+    os.close(handle)
+    assert [one["event"] for _, one in hook.got] == ["began", "began", "ended", "began"]
 
 
 def test_a_server_that_never_recovers_is_given_up(hooks: Any) -> None:

@@ -1,15 +1,19 @@
 """Delivering a message: attempts with back-off, in a process of its own.
 
 The guard never waits for a server, and a message still goes out when the guard has ended. The
-process is a new interpreter that leads a session of its own, so that Ctrl-C does not reach it.
+process is a new interpreter that leads a session of its own, so that Ctrl-C does not reach it. It
+waits for the end of the process that delivers the message before, about the same fault to the same
+channel: the end of a fault must not arrive before its beginning, which would never end.
 """
 
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Final
 
 from ciuic.guard.alerts.channels import Channel
@@ -52,13 +56,25 @@ def deliver(
         wait_s = min(2 * wait_s, _LONGEST_S)
 
 
-def start_delivery(channels: Sequence[Channel], message: Message) -> list[int]:
-    """Start a process for each channel that wants the message; returns their IDs."""
+def start_delivery(
+    channels: Sequence[Channel], message: Message, last: MutableMapping[tuple[str, str], int]
+) -> list[int]:
+    """Start a process for each channel that wants the message; returns their IDs.
+
+    Args:
+        channels: The channels.
+        message: The message.
+        last: For the name of a channel and the key of a fault, a handle of the last process
+            (pidfd). Updated.
+    """
     started = []
     for channel in channels:
         if message.event != "test" and not channel.wants(message.severity):
             continue
         values = [channel.name, channel.type, channel.least, dict(channel.values)]
+        about = (channel.name, message.key)
+        before = last.pop(about, -1)
+        handles = () if before < 0 else (before,)
         # Without the current directory: the modules of a training program are there.
         program = _PROGRAM.format(path=[place for place in sys.path if place])
         process = subprocess.Popen(
@@ -66,9 +82,14 @@ def start_delivery(channels: Sequence[Channel], message: Message) -> list[int]:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=handles,
         )
+        with contextlib.suppress(OSError):  # not more important than the message itself
+            last[about] = os.pidfd_open(process.pid)
+        for handle in handles:
+            os.close(handle)
         assert process.stdin is not None  # noqa: S101 - for the type checker
-        process.stdin.write(json.dumps([values, message.encoded().decode()]).encode())
+        process.stdin.write(json.dumps([values, message.encoded().decode(), before]).encode())
         process.stdin.close()
         process.returncode = 0  # the guard reaps all of its children
         started.append(process.pid)
@@ -78,9 +99,12 @@ def start_delivery(channels: Sequence[Channel], message: Message) -> list[int]:
 def main() -> None:
     """Run the process that delivers one message to one channel."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    (name, kind, least, values), encoded = json.loads(sys.stdin.buffer.read())
+    (name, kind, least, values), encoded, before = json.loads(sys.stdin.buffer.read())
     os.close(0)
     os.open(os.devnull, os.O_RDONLY)
+    if before >= 0:
+        select.select([before], [], [])
+        os.close(before)
     why = deliver(
         Channel(name, kind, least, values), Message.decoded(encoded.encode()), SystemClock()
     )
