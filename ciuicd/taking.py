@@ -24,6 +24,7 @@ from ciuic.snapshot.hooks import (
     take_with_hooks,
 )
 from ciuic.snapshot.pace.disk_waits import DiskWaits
+from ciuic.snapshot.pace.idling import Idling, patience_s
 from ciuic.snapshot.pace.pacer import Pacer
 from ciuic.snapshot.pace.pressure import pressure_of_others
 from ciuic.snapshot.plan import TakeRequest
@@ -37,6 +38,7 @@ from ciuic.units import counted, format_bytes, format_duration, format_files
 from ciuicd.jobs.child import Child, in_child
 from ciuicd.jobs.job import Job
 from ciuicd.notify import Notifier
+from ciuicd.processor_share import ProcessorShare
 from ciuicd.schedules.due import covers
 from ciuicd.schedules.namesakes import snapshots_of_namesakes
 from ciuicd.schedules.state import encoded_roots, error_fields
@@ -93,6 +95,7 @@ class SnapshotTaker:
         self.last_report: TakeReport | None = None
         self.last_error: Document | None = None
         self._has_said_unpaced = False
+        self._share = ProcessorShare()
 
     def take(
         self, settings: Settings, job: Job, *, wait_s: float = 0.0, may_be_full: bool = True
@@ -111,6 +114,8 @@ class SnapshotTaker:
         request = _request(settings, job, may_be_full=may_be_full)
         self._notifier.status("taking a snapshot")
         pacer = self._pacer(settings, job)
+        gives_way = job.origin == DAEMON and settings.io_priority == "idle"
+        longest_s = patience_s(settings.snapshot_interval_s) if gives_way else 0.0
 
         hooks = Hooks(settings.before, settings.after, settings.hook_timeout_s)
 
@@ -130,12 +135,14 @@ class SnapshotTaker:
                 progress=progress,
                 pacer=pacer,
                 note=note,
+                idling=Idling(self._clock, longest_s) if gives_way else None,
             )
 
-        if self._apart and not is_url(settings.snapshot_dir):
-            report = self._take_apart(take, job, request, hooks)
-        else:
-            report = take(self._is_cancelled_here, job)
+        with self._share.until_end(self._clock, longest_s):
+            if self._apart and not is_url(settings.snapshot_dir):
+                report = self._take_apart(take, job, request, hooks)
+            else:
+                report = take(self._is_cancelled_here, job)
         self.last_report = report
         self.last_error = None
         name = f"{settings.schedule}: " if job.names_schedule else ""
@@ -180,7 +187,7 @@ class SnapshotTaker:
             return in_child(
                 work,
                 clock=self._clock,
-                is_cancelled=self._cancelled,
+                is_cancelled=self._is_cancelled,
                 is_ending=is_ending,
                 note_progress=self._note_progress,
                 told=told,
@@ -231,7 +238,12 @@ class SnapshotTaker:
 
     def _is_cancelled_here(self) -> bool:
         self._note_progress()
-        return self._cancelled()
+        return self._is_cancelled()
+
+    def _is_cancelled(self) -> bool:
+        must_stop = self._cancelled()
+        self._share.look(must_stop=must_stop)
+        return must_stop
 
     @contextlib.contextmanager
     def _opened(

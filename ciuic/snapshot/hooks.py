@@ -11,12 +11,13 @@
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
 
 from ciuic.errors import FAILED, UsageError
 from ciuic.model import PathWarning
 from ciuic.progress import Pace, Progress
+from ciuic.snapshot.pace.idling import Idling
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.report import TakeReport
 from ciuic.snapshot.take import take_snapshot
@@ -88,6 +89,7 @@ def take_with_hooks(
     progress: Progress | None = None,
     pacer: Pace | None = None,
     note: Callable[[HookState], None] = lambda _state: None,
+    idling: Idling | None = None,
 ) -> TakeReport:
     """Run the hook ``before``, ``take_snapshot``, and the hook ``after``.
 
@@ -103,6 +105,7 @@ def take_with_hooks(
         progress: See ``take_snapshot``.
         pacer: Makes the readers wait for other programs; None: they never do.
         note: Receives each state from the turn of ``before`` on.
+        idling: The snapshot gives way to other programs, but no hook does.
 
     Raises:
         CiuicError: The error of ``take_snapshot`` or of ``opened``.
@@ -111,9 +114,11 @@ def take_with_hooks(
     try:
         with opened() as store:
             request = runner.before(store.name, request, cancelled)
-            report = take_snapshot(
-                store, request, clock=clock, cancelled=cancelled, progress=progress, pacer=pacer
-            )
+            watching = cancelled if idling is None else idling.watching(cancelled)
+            with idling or nullcontext():
+                report = take_snapshot(
+                    store, request, clock=clock, cancelled=watching, progress=progress, pacer=pacer
+                )
     except BaseException:
         runner.after_failure(cancelled)
         raise

@@ -9,13 +9,21 @@ the usual scheduler for NVMe, and under kyber it has no effect, so the daemon lo
 use it.
 """
 
+import contextlib
 import os
 import sys
 import threading
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["describe_schedulers", "lower_priority", "schedulers_of", "set_session_nice"]
+__all__ = [
+    "describe_schedulers",
+    "idle_thread",
+    "lower_priority",
+    "schedulers_of",
+    "set_session_nice",
+    "stop_idling",
+]
 
 _HONORING: Final = {"bfq", "cfq", "mq-deadline"}
 _AUTOGROUP: Final = "/proc/{}/autogroup"
@@ -28,6 +36,7 @@ _CLASS_SHIFT: Final = 13
 _OF_PROCESS: Final = 1
 _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
 """The number of the system call, for which the C library has no function."""
+_NO_PARAMETER: Final = os.sched_param(0)
 
 
 def lower_priority(io_priority: str) -> str | None:
@@ -46,6 +55,48 @@ def lower_priority(io_priority: str) -> str | None:
     except OSError as error:
         return f"the priority cannot be lowered: {error}"
     return None
+
+
+def idle_thread() -> bool:
+    """Let the calling thread run only while no other program of its group wants the processor.
+
+    The threads that it starts inherit this. A control group, or a session where the kernel groups
+    by session, still gets its share beside other groups.
+
+    Returns:
+        False: nothing was changed, because ``stop_idling`` could not take it back. Users who are
+        not root may leave SCHED_IDLE only if their limit of the nice value is 19 or lower.
+    """
+    found: list[bool] = []
+
+    def probe() -> None:
+        try:
+            os.sched_setscheduler(0, os.SCHED_IDLE, _NO_PARAMETER)
+            os.sched_setscheduler(0, os.SCHED_OTHER, _NO_PARAMETER)
+        except OSError:
+            return
+        found.append(True)
+
+    # In a thread that ends: one that cannot leave would stay idle.
+    thread = threading.Thread(target=probe)
+    thread.start()
+    thread.join()
+    if not found or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return False
+    os.sched_setscheduler(0, os.SCHED_IDLE, _NO_PARAMETER)
+    return True
+
+
+def stop_idling() -> None:
+    """Give all threads of this process the priority back that they had before ``idle_thread``."""
+    seen: set[str] = set()
+    # An idle thread may start another one in the meantime.
+    while threads := set(os.listdir("/proc/self/task")) - seen:
+        seen |= threads
+        for name in threads:
+            with contextlib.suppress(OSError):  # it has ended
+                if os.sched_getscheduler(int(name)) == os.SCHED_IDLE:
+                    os.sched_setscheduler(int(name), os.SCHED_OTHER, _NO_PARAMETER)
 
 
 def set_session_nice(pid: int, nice: int, *, path: str = _AUTOGROUP) -> bool:

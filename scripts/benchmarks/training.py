@@ -2,59 +2,60 @@
 
     scripts/bench training [--quick] [--minutes N] [--arm ARM]... [--place DIR] [--output FILE]
 
-One training (training_loop.py) runs all the time. Windows of it take turns: without snapshots, and
-with a snapshot by one tool after each save. All windows have the same number of iterations and of
-saves. A window in which a tool did not commit a snapshot of each save before the next one does not
-count, and neither does one without its round's window without snapshots.
+One training (training_loop.py) runs all the time. The tools take turns beside it, in random order,
+for half a minute each: the training saves, the tool takes a snapshot of that, and so on. While a
+tool works, it runs for a second and stands still for a second (SIGSTOP), one of them first by
+chance. The iterations of each second are compared with those of the second beside it. The speed
+of a training changes by a tenth from one minute to the next, and hardly within two seconds: windows
+of half a minute would need hours.
 
-First each tool takes a snapshot beside the training. The slowest of them decides how many
-iterations lie between two saves: a program of the lowest priority gets what the training leaves.
-A tool that would need more time than the rounds have is left out, and named.
+So the table says how much slower the training is while a tool works, and how much time a snapshot
+costs it: the tools need different times for one. A tool that has not committed one snapshot for
+each save does not count. The arm ``none`` is a program that sleeps: its figures are the error of
+the method.
 
-ciuic runs as ``ciuicd --once``: the daemon's snapshot, with its pacer. Every tool runs under
-``nice -n 19 ionice -c 3``, so that no priority explains a difference. The training and each tool
-have control groups of their own, as services have; see groups.py.
+ciuic runs as ``ciuicd --once``: the daemon's snapshot, with its pacer and its own priority. Every
+tool runs under ``nice -n 19 ionice -c 3``. The daemon's snapshot sets SCHED_IDLE for itself. So
+each peer is also measured with that (``chrt -i 0``), and ciuic without it. The training and the
+tool have control groups of their own, as services have; see groups.py.
 """
 
 import argparse
+import contextlib
 import json
-import math
 import os
 import queue
 import random
-import resource
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks import report
 from benchmarks.corpus import write_training_text
 from benchmarks.groups import Prefix, group
 from benchmarks.measure import Command
 from benchmarks.tools import Borg, Ciuic, Restic, find_ciuic
+from benchmarks.training_table import NONE, Arm, Pair, table
 
 FULL = {"width": 256, "layers": 4, "batch": 1}
 QUICK = {"width": 128, "layers": 2, "batch": 1}
-SAVES = 2
-"""In a window. A third interval may pass before it, until the training saves."""
-ROUNDS_MIN = 3
-FIRST_EVERY = {"full": 40, "quick": 200}
-"""Iterations between two saves until it is known how long the tools take."""
-MARGIN = 1.7
-"""How much longer than the slowest tool the time between two saves is."""
-MINUTES = {"full": 10.0, "quick": 3.0}
-NONE = "none"
+MINUTES = {"full": 12.0, "quick": 3.0}
+TURN_S = {"full": 30.0, "quick": 8.0}
+SLICE_S = 1.0
+SETTLE_S = 0.05
+"""The first iterations of a slice may still belong to the one before."""
+WARM_UP_S = 5.0
 LOWEST = ("nice", "-n", "19", "ionice", "-c", "3")
-RESAMPLED = 1000
+IDLE = ("chrt", "-i", "0")
 CHANGED = {"ciuic": 3, "restic": 3, "borg": 1}
 """The exit codes that name a file, the log, which changed while it was read."""
-MEAN_MARK, P99_MARK = 1.01, 1.05
 
 
 class Daemon(Ciuic):
@@ -93,28 +94,6 @@ class Tar:
         return sorted(file.name for file in self.store.iterdir())
 
 
-class Window(NamedTuple):
-    """The measurements of one window.
-
-    Attributes:
-        arm: The tool, or ``none``.
-        turn: The number of the round.
-        took_s: Of each iteration.
-        cpu_s: Processor time of the tool.
-        waits: Share of the processors' time that was I/O wait.
-        stored_bytes: What the store grew by.
-        counts: Each snapshot was committed before the next save.
-    """
-
-    arm: str
-    turn: int
-    took_s: list[float]
-    cpu_s: float
-    waits: float
-    stored_bytes: int
-    counts: bool
-
-
 class Training:
     """The training that runs all the time.
 
@@ -122,46 +101,52 @@ class Training:
         text: What it reads.
         target: Where it saves.
         size: Of the model, and its batches.
-        every: How many iterations lie between two saves.
-        seed: Another one makes other checkpoints.
         prefix: Starts it in its control group.
     """
 
-    def __init__(
-        self,
-        text: Path,
-        target: Path,
-        size: dict[str, int],
-        *,
-        every: int,
-        seed: int,
-        prefix: Prefix,
-    ) -> None:
-        options = size | {"every": every, "seed": seed}
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    def __init__(self, text: Path, target: Path, size: dict[str, int], prefix: Prefix) -> None:
+        words = [word for name, value in size.items() for word in (f"--{name}", str(value))]
         program = [sys.executable, "-m", "benchmarks.training_loop"]
-        command = [*prefix, *program, str(text), str(target), *words]
+        command = [*prefix, *program, str(text), str(target), *words, "--seed", "1"]
         place = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=place)
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._lines: list[dict[str, Any]] = []
+        self._saves: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._has_begun = threading.Event()
         # Always read: a training whose pipe is full stands still.
         threading.Thread(target=self._read, daemon=True).start()
+        self._has_begun.wait()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for text in self._process.stdout:
-            self._lines.put(text)
-        self._lines.put(b"")
-
-    def until_saved(self, since_s: float = 0.0) -> list[float]:
-        """Return how long each iteration took until the next save that ended after ``since_s``."""
-        took_s: list[float] = []
-        while text := self._lines.get():
             line = json.loads(text)
-            took_s.append(line["took_s"])
-            if line["saved"] and line["at"] > since_s:
-                return took_s
-        raise SystemExit("the training ended")
+            self._lines.append(line)
+            self._has_begun.set()
+            if line["saved"]:
+                self._saves.put(True)
+        self._has_begun.set()
+        self._saves.put(False)
+
+    def save(self) -> None:
+        """Have it save, and wait for that."""
+        self._process.send_signal(signal.SIGUSR1)
+        if not self._saves.get():
+            raise SystemExit("the training ended")
+
+    def within(self, began_s: float, ended_s: float) -> list[float]:
+        """Return how long each iteration took that lay within a time."""
+        found = []
+        for line in reversed(self._lines):
+            if line["at"] < began_s:
+                break
+            if line["at"] - line["took_s"] >= began_s and line["at"] <= ended_s:
+                found.append(line["took_s"])
+        return found
+
+    def forget(self) -> None:
+        """Drop the iterations so far."""
+        self._lines.clear()
 
     def close(self) -> None:
         """End it."""
@@ -169,186 +154,128 @@ class Training:
         self._process.wait()
 
 
-def measure(training: Training, tool: Any, turn: int, saves: int, prefix: Prefix) -> Window:
-    """Return the window that begins with the next save; the prefix starts the tool."""
-    before = 0 if tool is None else _size_bytes(tool.store)
-    due = 0 if tool is None else len(tool.snapshots()) + saves
-    training.until_saved(time.monotonic())  # no window includes these iterations
-    cpu_s, waited = _children_s(), _io_wait()
-    took_s: list[float] = []
-    counts = True
-    for _ in range(saves):
-        process = None if tool is None else _start(tool, prefix)
-        took_s += training.until_saved()
-        if process is not None:
-            counts = counts and process.poll() is not None
-            finish(tool, process)
-    now = _io_wait()
-    return Window(
-        NONE if tool is None else tool.name,
-        turn,
-        took_s,
-        _children_s() - cpu_s,
-        (now[0] - waited[0]) / max(1, now[1] - waited[1]),
-        0 if tool is None else _size_bytes(tool.store) - before,
-        counts and (tool is None or len(tool.snapshots()) == due),
-    )
+class Sleeper:
+    """A program that does nothing, for as long as a turn lasts."""
+
+    name = NONE
+
+    def __init__(self, work: Path, turn_s: float) -> None:
+        self.home = work / "none"
+        self.store = self.home / "store"
+        self._turn_s = turn_s
+        self._count = 0
+
+    def fresh(self, _sources: Sequence[Path]) -> None:
+        """Makes an empty directory."""
+        self.store.mkdir(parents=True)
+
+    def snapshot(self) -> Command:
+        """`sleep`."""
+        self._count += 1
+        return Command(("sleep", str(self._turn_s)))
+
+    def snapshots(self) -> list[str]:
+        """The names of none."""
+        return [str(number) for number in range(self._count)]
 
 
-def needed_s(training: Training, tool: Any, prefix: Prefix) -> float:
-    """Return how long a tool takes for the snapshot of a save, beside the training."""
-    finish(tool, _start(tool, prefix))  # the first snapshot has all files
-    training.until_saved(time.monotonic())
-    began_s = time.monotonic()
-    finish(tool, _start(tool, prefix))
-    return time.monotonic() - began_s
+class Running:
+    """A tool that takes a snapshot, and its end.
+
+    Args:
+        tool: The tool.
+        prefix: Starts it, in its control group and with its priority.
+    """
+
+    def __init__(self, tool: Any, prefix: Sequence[str]) -> None:
+        command: Command = tool.snapshot()
+        self._tool = tool
+        with (tool.home / "log").open("wb") as log:
+            # In this session, within which nice values count; in a group for the signals.
+            self._process = subprocess.Popen(
+                (*prefix, *command.arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **command.environment},
+                process_group=0,
+            )
+        self.cpu_s = 0.0
+        self._status = 0
+        self._has_ended = threading.Event()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        _, self._status, used = os.wait4(self._process.pid, 0)
+        self.cpu_s = used.ru_utime + used.ru_stime
+        self._has_ended.set()
+
+    def ends_within(self, duration_s: float) -> bool:
+        """Wait for the end, for a time at most; return whether it came."""
+        return self._has_ended.wait(duration_s)
+
+    def let(self, number: signal.Signals) -> None:
+        """Send its processes a signal."""
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(self._process.pid, number)
+
+    def check(self) -> None:
+        """Raise if it failed; a file that changed in the meantime is not a failure."""
+        code = self._process.returncode = os.waitstatus_to_exitcode(self._status)
+        if code and code != CHANGED.get(self._tool.name):
+            said = (self._tool.home / "log").read_text(errors="replace")
+            raise SystemExit(f"{self._tool.name}: exit code {code}\n{said[-2000:]}")
 
 
-def finish(tool: Any, process: "subprocess.Popen[bytes]") -> None:
-    """Wait for the end of a snapshot; a file that changed in the meantime is not a failure."""
-    code = process.wait()
-    if code and code != CHANGED.get(tool.name):
-        said = _log_of(tool).read_text(errors="replace")
-        raise SystemExit(f"{tool.name}: exit code {code}\n{said[-2000:]}")
+def pairs_beside(running: Running, draw: random.Random) -> Iterator[tuple[bool, float, float]]:
+    """Let a tool run and stand in turns until it has ended.
+
+    Yields:
+        For each slice: whether the tool ran, when it began and when it ended.
+    """
+    while True:
+        for runs in draw.sample((True, False), 2):
+            running.let(signal.SIGCONT if runs else signal.SIGSTOP)
+            began_s = time.monotonic()
+            has_ended = running.ends_within(SLICE_S)
+            yield runs, began_s, time.monotonic()
+            if has_ended:
+                return
 
 
-def _log_of(tool: Any) -> Path:
-    home: Path = tool.home
-    return home / "log"
-
-
-def _start(tool: Any, prefix: Prefix) -> "subprocess.Popen[bytes]":
-    command: Command = tool.snapshot()
-    with _log_of(tool).open("wb") as log:
-        return subprocess.Popen(
-            (*prefix, *LOWEST, *command.arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **command.environment},
-        )
-
-
-def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _io_wait() -> tuple[int, int]:
-    """Return the ticks of I/O wait and all ticks of the machine; see proc_stat(5)."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    return ticks[4], sum(ticks)
+def take_turn(
+    training: Training, tool: Any, arm: Arm, prefix: Sequence[str], *, turn_s: float, seed: int
+) -> None:
+    """Take snapshots by one tool beside the training for a time, and add what was measured."""
+    draw = random.Random(seed)
+    end_s = time.monotonic() + turn_s
+    before, count = _size_bytes(tool.store), len(tool.snapshots())
+    training.forget()
+    while time.monotonic() < end_s:
+        training.save()
+        slices = []
+        running = Running(tool, prefix)
+        for runs, began_s, ended_s in pairs_beside(running, draw):
+            slices.append((runs, training.within(began_s + SETTLE_S, ended_s)))
+            arm.ran_s += ended_s - began_s if runs else 0.0
+        running.check()
+        for (runs, one), (_, other) in zip(slices[::2], slices[1::2], strict=False):
+            arm.pairs.append(Pair(one, other) if runs else Pair(other, one))
+        arm.snapshots += 1
+        arm.cpu_s += running.cpu_s
+    arm.committed += len(tool.snapshots()) - count
+    arm.stored_bytes += _size_bytes(tool.store) - before
 
 
 def _size_bytes(store: Path) -> int:
     return sum(file.stat().st_blocks * 512 for file in store.rglob("*") if file.is_file())
 
 
-def mean_of(took_s: Sequence[float]) -> float:
-    """Return the mean of iterations."""
-    return statistics.fmean(took_s)
-
-
-def p99_of(took_s: Sequence[float]) -> float:
-    """Return the time that 99 of 100 iterations take at most."""
-    return sorted(took_s)[max(0, -(-len(took_s) * 99 // 100) - 1)]
-
-
-class Ratio(NamedTuple):
-    """A figure of an arm as a multiple of that without snapshots, and its 95 % interval."""
-
-    middle: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.middle:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-
-def ratio(
-    windows: Sequence[Window], arm: str, figure: Callable[[Sequence[float]], float]
-) -> Ratio | None:
-    """Compare the iterations of an arm with those without snapshots in the same rounds.
-
-    The interval comes from resampling the rounds (bootstrap). None: no window counts.
-    """
-    without = {one.turn: one.took_s for one in windows if one.arm == NONE}
-    pairs = [
-        (one.took_s, without[one.turn])
-        for one in windows
-        if one.arm == arm and one.counts and one.turn in without
-    ]
-    if not pairs:
-        return None
-
-    def of(drawn: Sequence[tuple[list[float], list[float]]]) -> float:
-        own, plain = ([took_s for pair in drawn for took_s in pair[side]] for side in (0, 1))
-        return figure(own) / figure(plain)
-
-    draw = random.Random(1)
-    found = sorted(of(draw.choices(pairs, k=len(pairs))) for _ in range(RESAMPLED))
-    return Ratio(of(pairs), found[int(0.025 * RESAMPLED)], found[int(0.975 * RESAMPLED)])
-
-
-def table(windows: Sequence[Window], arms: Sequence[str], saves: int) -> str:
-    """Return the table, and its verdicts on the marks."""
-    lines = [
-        "| arm | windows | iterations | mean, x none (95 %) | p99, x none (95 %)"
-        " | processor s a snapshot | I/O wait | MB a snapshot |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    means: dict[str, Ratio] = {}
-    p99s: dict[str, Ratio] = {}
-    for arm in arms:
-        own = [one for one in windows if one.arm == arm]
-        counted = [one for one in own if one.counts]
-        cells = [arm, f"{len(counted)} of {len(own)}", str(sum(len(one.took_s) for one in counted))]
-        mean, p99 = (ratio(windows, arm, figure) for figure in (mean_of, p99_of))
-        if mean is None or p99 is None:
-            lines.append(f"| {' | '.join(cells)} | | | | | |")
-            continue
-        means[arm], p99s[arm] = mean, p99
-        snapshots = len(counted) * saves
-        cells += [str(mean), str(p99)]
-        cells.append(f"{sum(one.cpu_s for one in counted) / snapshots:.2f}")
-        cells.append(f"{statistics.fmean(one.waits for one in counted):.1%}")
-        cells.append(f"{sum(one.stored_bytes for one in counted) / snapshots / 1e6:.1f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_marks(means, p99s)]) + "\n"
-
-
-def _marks(means: dict[str, Ratio], p99s: dict[str, Ratio]) -> list[str]:
-    own = means.get("ciuic")
-    if own is None:
-        return ["ciuic has no window that counts."]
-    said = [
-        f"- mean at most {MEAN_MARK} x none: {_verdict(own, MEAN_MARK)}",
-        f"- p99 at most {P99_MARK} x none: {_verdict(p99s['ciuic'], P99_MARK)}",
-    ]
-    peers = [value.middle for arm, value in means.items() if arm not in {"ciuic", NONE}]
-    if peers:
-        half = 1 + max(0.0, min(peers) - 1) / 2
-        said.append(f"- adds less than half of the best peer: {_verdict(own, half)}")
-    return said
-
-
-def _verdict(found: Ratio, mark: float) -> str:
-    """Say whether a mark is met; if it lies within the interval, there were too few rounds."""
-    if found.high <= mark:
-        return "met"
-    if found.low > mark:
-        return "missed"
-    nearer = "met" if found.middle <= mark else "missed"
-    return f"not decided, the interval has the mark in it; rather {nearer}"
-
-
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Parse which tools to measure, and for how long."""
     parser = argparse.ArgumentParser(prog="scripts/bench training")
     parser.add_argument("--quick", action="store_true", help="a small model: a look, not a result")
-    parser.add_argument(
-        "--minutes", type=float, help="how long all of it takes; three rounds at least"
-    )
+    parser.add_argument("--minutes", type=float, help="how long to measure; a turn each at least")
     arms = ("ciuic", "restic", "borg", "tar")
     parser.add_argument("--arm", action="append", choices=arms, help="repeatable; default: all")
     parser.add_argument("--place", type=Path, help="where the training and the stores are")
@@ -356,61 +283,58 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def chosen_tools(options: argparse.Namespace, work: Path, cache: Path) -> list[Any]:
-    """Return the tools of the arms."""
+def chosen_arms(
+    options: argparse.Namespace, work: Path, cache: Path, turn_s: float
+) -> dict[str, tuple[Any, Prefix]]:
+    """Return the tool of each arm, and its priority."""
     executable = find_ciuic()
     if executable is None:
         raise SystemExit("no ciuic found: install it")
-    tools = {
-        "ciuic": Daemon(work, executable.absolute(), "pressure_limit = 10%"),
+    paced = Daemon(work, executable.absolute(), "pressure_limit = 10%")
+    # Any other value than the default leaves the priority to nice and ionice.
+    nice = Daemon(work, executable.absolute(), "pressure_limit = 10%", "io_priority = none")
+    peers: dict[str, Any] = {
         "restic": Restic(work),
         "borg": Borg(work, cache / "borg" / "bin" / "borg"),
         "tar": Tar(work),
     }
-    return [tools[arm] for arm in options.arm or tools]
-
-
-def fitting(
-    training: Training, tools: Sequence[Any], left_s: float, prefix: Prefix
-) -> tuple[list[Any], int, dict[str, float]]:
-    """Find out which tools can commit each snapshot before the next save, and how often to save.
-
-    Returns:
-        The tools; how many iterations to put between two saves; and how long each of all tools
-        took.
-    """
-    longest_s = left_s / (ROUNDS_MIN * (len(tools) + 1) * (SAVES + 1)) / MARGIN
-    took_s = {tool.name: needed_s(training, tool, prefix) for tool in tools}
-    fit = [tool for tool in tools if took_s[tool.name] <= longest_s]
-    began_s = time.monotonic()
-    training.until_saved(began_s)
-    iterations_s = mean_of([one for _ in range(2) for one in training.until_saved()])
-    slowest_s = max((took_s[tool.name] for tool in fit), default=0.0)
-    return fit, math.ceil(MARGIN * slowest_s / iterations_s) + 1, took_s
+    found: dict[str, tuple[Any, Prefix]] = {NONE: (Sleeper(work, turn_s), LOWEST)}
+    for name in options.arm or ("ciuic", *peers):
+        if name == "ciuic":
+            found |= {"ciuic": (paced, LOWEST), "ciuic, nice 19": (nice, LOWEST)}
+        else:
+            tool = peers[name]
+            found |= {tool.name: (tool, LOWEST), f"{tool.name}, idle": (tool, (*LOWEST, *IDLE))}
+    return found
 
 
 def measure_all(
-    training: Training, tools: Sequence[Any], saves: int, end_s: float, prefix: Prefix
-) -> list[Window]:
-    """Return the windows of as many rounds as fit, three at least, each in another order."""
-    windows: list[Window] = []
-    turn, round_s = 0, 0.0
-    while turn < ROUNDS_MIN or time.monotonic() + round_s < end_s:
-        began_s = time.monotonic()
-        arms = [None, *tools]
-        random.Random(turn).shuffle(arms)
-        windows += [measure(training, tool, turn, saves, prefix) for tool in arms]
-        turn, round_s = turn + 1, time.monotonic() - began_s
-        sys.stderr.write(f"round {turn}: {round_s:.0f} s\n")
-    return windows
+    training: Training,
+    arms: dict[str, tuple[Any, Prefix]],
+    prefix: Prefix,
+    *,
+    minutes: float,
+    turn_s: float,
+) -> dict[str, Arm]:
+    """Return what was measured in as many rounds as fit, each in another order."""
+    found = {name: Arm() for name in arms}
+    end_s = time.monotonic() + 60 * minutes
+    seed, draw = 0, random.Random(1)
+    while True:
+        for name in draw.sample(list(arms), len(arms)):
+            tool, priority = arms[name]
+            words = (*prefix, *priority)
+            take_turn(training, tool, found[name], words, turn_s=turn_s, seed=seed)
+            seed += 1
+            if seed >= len(arms) and time.monotonic() >= end_s:
+                return found
+        sys.stderr.write(f"{seed} turns, {max(0.0, end_s - time.monotonic()):.0f} s left\n")
 
 
 def main(words: Sequence[str]) -> int:
     """Measure, print the table, write the page; return 1 if a mark is missed."""
     options = parse_arguments(words)
     size = "quick" if options.quick else "full"
-    model = QUICK if options.quick else FULL
-    end_s = time.monotonic() + 60 * (options.minutes or MINUTES[size])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ciuic-bench"
     cache.mkdir(parents=True, exist_ok=True)
     place = (options.place or cache).resolve()
@@ -425,29 +349,28 @@ def main(words: Sequence[str]) -> int:
         work = Path(name)
         source = work / "source"
         source.mkdir()
+        turn_s = TURN_S[size]
+        arms = chosen_arms(options, work, cache, turn_s)
         text = write_training_text(work)
-        tools = chosen_tools(options, work, cache)
-        training = Training(text, source, model, every=FIRST_EVERY[size], seed=1, prefix=own)
+        training = Training(text, source, QUICK if options.quick else FULL, own)
         try:
-            training.until_saved()
-            for tool in tools:
+            training.save()
+            for tool in {id(tool): tool for tool, _ in arms.values()}.values():
                 tool.fresh([source])
-            tools, every, took_s = fitting(training, tools, end_s - time.monotonic(), others)
-            training.close()
-            said = ", ".join(f"{tool} {needed:.1f} s" for tool, needed in took_s.items())
-            sys.stderr.write(f"a snapshot beside the training takes: {said}\n")
-            facts |= {"a snapshot beside the training took": said}
-            facts |= {"iterations between two saves": str(every)}
-            training = Training(text, source, model, every=every, seed=2, prefix=own)
-            training.until_saved()
-            windows = measure_all(training, tools, SAVES, end_s, others)
+                if tool.name != NONE:  # the first snapshot has all files
+                    running = Running(tool, ())
+                    running.ends_within(threading.TIMEOUT_MAX)
+                    running.check()
+            time.sleep(WARM_UP_S)
+            minutes = options.minutes or MINUTES[size]
+            found = measure_all(training, arms, others, minutes=minutes, turn_s=turn_s)
         finally:
             training.close()
-    found = table(windows, [NONE, *took_s], SAVES)
+    said = table(found)
     head = "".join(f"- {what}: {value}\n" for what, value in facts.items())
-    output.write_text(f"{head}\n{found}")
-    document = [one._asdict() for one in windows]
-    output.with_suffix(".json").write_text(json.dumps(document, indent=1))
-    sys.stdout.write(found)
+    output.write_text(f"{head}\n{said}")
+    document = {name: asdict(arm) for name, arm in found.items()}
+    output.with_suffix(".json").write_text(json.dumps(document))
+    sys.stdout.write(said)
     sys.stderr.write(f"written to {output}\n")
-    return 1 if ": missed" in found else 0
+    return 1 if ": missed" in said else 0

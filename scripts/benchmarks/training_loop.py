@@ -1,11 +1,11 @@
 """Trains a small transformer endlessly; needs PyTorch. ``scripts/bench training`` reads its output.
 
-    training_loop.py TEXT TARGET --width N --layers N --batch N --every N --seed N
+    training_loop.py TEXT TARGET --width N --layers N --batch N --seed N
 
 Guarantees: each iteration reads its text from the disk, past the page cache. All cores compute, or
-the GPU if there is one. After every N iterations it saves model and optimizer with ``torch.save``
-into TARGET, by a rename, and keeps the last three. It prints a JSON object per iteration: when it
-ended (monotonic, seconds), how long it took, and whether it saved.
+the GPU if there is one. On SIGUSR1, it ends its iteration, saves model and optimizer with
+``torch.save`` into TARGET, by a rename, and keeps the last three. It prints a JSON object per
+iteration: when it ended (monotonic, seconds), how long it took, and whether it saved.
 """
 
 import argparse
@@ -57,12 +57,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("text", type=Path)
     parser.add_argument("target", type=Path)
-    for name in ("width", "layers", "batch", "every", "seed"):
+    for name in ("width", "layers", "batch", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     # Between two steps, so that the loader's process ends without errors.
-    ends = threading.Event()
+    ends, asked = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ends.set())
+    signal.signal(signal.SIGUSR1, lambda *_: asked.set())
     torch.manual_seed(options.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -70,7 +71,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     loader = iter(torch.utils.data.DataLoader(Blocks(options.text), batch_size=None, num_workers=1))
     log = (options.target / "log.jsonl").open("a", buffering=1)
-    step = 0
+    step = saves = 0
     while not ends.is_set():
         began_s = time.monotonic()
         block = next(loader)
@@ -82,11 +83,13 @@ def main() -> None:
         step += 1
         log.write(json.dumps({"step": step, "loss": value}) + "\n")
         ended_s = time.monotonic()
-        saves = step % options.every == 0
-        if saves:
+        is_asked = asked.is_set()
+        if is_asked:
+            asked.clear()
+            saves += 1
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            save(options.target, step // options.every, state)
-        line = {"at": time.monotonic(), "took_s": ended_s - began_s, "saved": saves}
+            save(options.target, saves, state)
+        line = {"at": ended_s, "took_s": ended_s - began_s, "saved": is_asked}
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 

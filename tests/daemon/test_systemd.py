@@ -562,3 +562,28 @@ def test_systemd_waits_for_a_hook_that_runs_longer_than_its_own_limit(boot):
     assert systemd.show("Result") == "success"
     assert "after: ends" in systemd.journal()
     assert systemd.journal().count("snapshot cs-") == 1
+
+
+def test_the_slice_is_idle_except_while_somebody_waits_for_a_snapshot(boot):
+    weight = "systemctl show --property CPUWeight ciuic.slice"
+    systemd = boot(CONFIG + f"before = {weight}\n")
+    systemd.output("systemctl", "start", "ciuicd")
+    systemd.wait_for_journal("snapshot cs-")
+    idle = systemd.output("sh", "-c", weight).strip()
+    assert idle in {"CPUWeight=idle", "CPUWeight=0"}
+    assert systemd.journal().count(idle) == 1
+
+    ask = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from ciuic.control import request_snapshot; request_snapshot('/.ciuic_snapshots')"
+    )
+    systemd.output(sys.executable, "-c", ask)
+    assert systemd.journal().count("CPUWeight=10") == 1
+    assert systemd.output("sh", "-c", weight).strip() == idle
+
+    # The weight that an administrator has chosen stays.
+    systemd.output("systemctl", "set-property", "--runtime", "ciuic.slice", "CPUWeight=77")
+    systemd.output(sys.executable, "-c", ask)
+    assert systemd.journal().count("CPUWeight=77") == 1
+    assert systemd.output("sh", "-c", weight).strip() == "CPUWeight=77"
+    assert "Traceback" not in systemd.journal()

@@ -1,0 +1,86 @@
+"""A real ciuicd whose snapshots run only while no other program wants the processors."""
+
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.kit.daemon import Daemon, Machine, wait_until
+from tests.kit.program import CIUIC, environment
+
+MIB = 1024 * 1024
+CALLS = "preadv,preadv2,pread64"
+SLOW_DISK = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}")
+SLOW_DISK += ("-e", f"inject={CALLS}:delay_enter=50000")
+"""Each block takes 50 ms, so that the snapshot can be watched."""
+NAMES = {os.SCHED_OTHER: "normal", os.SCHED_IDLE: "idle"}
+
+can_leave_idle = pytest.mark.skipif(
+    os.geteuid() != 0 and resource.getrlimit(resource.RLIMIT_NICE)[0] < 1,
+    reason="this user may not leave SCHED_IDLE again",
+)
+
+
+@pytest.fixture
+def slow(machine: Machine) -> Iterator[Machine]:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    (machine.source / "model.bin").write_bytes(os.urandom(20 * MIB))
+    yield machine
+
+
+def policies_until_taken(daemon: Daemon, count: int = 1) -> list[str]:
+    """Return how the threads of the processes of snapshots were scheduled, one after another."""
+    found: list[str] = []
+    process = psutil.Process(daemon.process.pid)
+
+    def look() -> bool:
+        is_taken = daemon.log().count("snapshot cs-") >= count
+        for child in process.children():
+            try:
+                names = os.listdir(f"/proc/{child.pid}/task")
+                now = {NAMES[os.sched_getscheduler(int(name))] for name in names}
+            except OSError:
+                continue
+            if len(now) == 1:
+                found.extend(now - set(found[-1:]))
+        return is_taken
+
+    wait_until("the snapshot is taken", look)
+    return found
+
+
+@can_leave_idle
+def test_a_scheduled_snapshot_gives_way_and_one_that_a_user_asks_for_does_not(
+    slow: Machine,
+) -> None:
+    daemon = slow.launch(wrapper=SLOW_DISK)
+    assert policies_until_taken(daemon)[:2] == ["normal", "idle"]
+
+    words = ("snapshot", "--base", "--tag", "emergency")
+    with subprocess.Popen(
+        [*CIUIC, "--config", slow.config, *words], env=environment(), stdout=subprocess.DEVNULL
+    ) as asking:
+        assert policies_until_taken(daemon, 2) == ["normal"]
+    assert asking.returncode == 0
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log()
+
+
+@can_leave_idle
+def test_a_snapshot_that_takes_too_long_gets_its_priority_back(slow: Machine) -> None:
+    slow.configure(snapshot_interval="2s")
+    daemon = slow.launch(wrapper=SLOW_DISK)
+    assert policies_until_taken(daemon)[:3] == ["normal", "idle", "normal"]
+    assert daemon.stop() == 0
+
+
+def test_hooks_do_not_give_way(machine: Machine) -> None:
+    said = machine.directory / "said"
+    machine.configure(before=f"chrt -p $$ >> {said}", after=f"chrt -p $$ >> {said}")
+    assert machine.once().returncode == 0
+    assert said.read_text().count("SCHED_OTHER") == 2
