@@ -15,6 +15,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ torch: Any = importlib.import_module("torch")
 
 WARM_UP_STEPS = 3
 COPIES = 7
+DURABLE_SAVES = 3
 State = dict[str, Any]
 
 
@@ -261,7 +263,10 @@ class Training:
 
 
 def copy_seconds(training: Training) -> list[float]:
-    """Return the seconds of copies of all tensors into memory that is there already."""
+    """Return the seconds of copies of all tensors into memory that is there already.
+
+    Each is after a step, as a save is: the step has evicted the state from the processor's caches.
+    """
     tensors = list(tensors_of(training.model, training.optimizer).values())
     copies = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
 
@@ -269,24 +274,43 @@ def copy_seconds(training: Training) -> list[float]:
         for target, tensor in zip(copies, tensors, strict=True):
             target.copy_(tensor)
 
-    return [timed(copy) for _ in range(COPIES)]
+    found = []
+    for _ in range(COPIES):
+        training.step()
+        found.append(timed(copy))
+    return found
 
 
 def train(training: Training, saver: Saver, options: argparse.Namespace) -> dict[str, Any]:
-    """Train with a save every few steps; returns the seconds of stalls and iterations."""
-    stalls, iterations, durable = [], [], []
-    for number in range(options.saves):
-        for _ in range(options.every):
-            iterations.append(timed(training.step))  # noqa: PERF401 - a save follows
-        began_s = time.perf_counter()
-        saver.save(training.model, training.optimizer, number)
-        stalls.append(time.perf_counter() - began_s)
-        iterations[-1] += stalls[-1]
-        if number % 4 == 3:
-            saver.wait()
-            durable.append(time.perf_counter() - began_s)
+    """Train after each save; returns the seconds of stalls and iterations.
+
+    What a save does in the background is in the iterations after it. The first save is not counted:
+    it also gets its memory.
+    """
+    stalls, iterations = [], []
+    for number in range(options.saves + 1):
+        stall_s = timed(partial(saver.save, training.model, training.optimizer, number))
+        steps_s = [timed(training.step) for _ in range(options.every)]
+        steps_s[0] += stall_s
+        if number:
+            stalls.append(stall_s)
+            iterations += steps_s
     saver.wait()
-    return {"stalls_s": stalls, "iterations_s": iterations, "durable_s": durable}
+    return {"stalls_s": stalls, "iterations_s": iterations}
+
+
+def durable_seconds(training: Training, saver: Saver, options: argparse.Namespace) -> list[float]:
+    """Return the seconds until a save is durable while nothing trains."""
+
+    def save(number: int) -> None:
+        saver.save(training.model, training.optimizer, number)
+        saver.wait()
+
+    found = []
+    for number in range(DURABLE_SAVES):
+        training.step()
+        found.append(timed(partial(save, options.saves + 1 + number)))
+    return found
 
 
 def load(training: Training, saver: Saver, *, cold: bool) -> float:
@@ -338,6 +362,7 @@ def main() -> int:
     print("ends", flush=True)
     found["disk_bytes"] = size_bytes(options.target)
     if options.tool != "none":
+        found["durable_s"] = durable_seconds(training, saver, options)
         found["warm_s"] = [load(training, saver, cold=False) for _ in range(options.loads)]
         found["cold_s"] = [load(training, saver, cold=True) for _ in range(options.loads)]
     saver.close()
