@@ -16,7 +16,7 @@
 #include "targets.h"
 
 /* ciuic/system/core.py refuses a core with another number: a change of a signature raises it. */
-enum { INTERFACE = 11 };
+enum { INTERFACE = 12 };
 
 /* See the header. */
 PyObject *refused(const char *message)
@@ -173,6 +173,7 @@ static PyObject *core_sector_sums(PyObject *self, PyObject *arguments)
 static PyMethodDef METHODS[] = {
     {"buffer", core_buffer, METH_VARARGS, NULL},
     {"copy", core_copy, METH_VARARGS, NULL},
+    {"copy_arrays", core_copy_arrays, METH_VARARGS, NULL},
     {"delta_join", core_delta_join, METH_VARARGS, NULL},
     {"delta_sizes", core_delta_sizes, METH_VARARGS, NULL},
     {"delta_split", core_delta_split, METH_VARARGS, NULL},

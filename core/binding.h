@@ -18,6 +18,7 @@ void release(Py_buffer *held, Py_ssize_t count);
 /* The functions of binding_codec.c, which has their comments. */
 PyObject *core_buffer(PyObject *self, PyObject *arguments);
 PyObject *core_copy(PyObject *self, PyObject *arguments);
+PyObject *core_copy_arrays(PyObject *self, PyObject *arguments);
 PyObject *core_equal(PyObject *self, PyObject *arguments);
 PyObject *core_planes_split(PyObject *self, PyObject *arguments);
 PyObject *core_planes_join(PyObject *self, PyObject *arguments);

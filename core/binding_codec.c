@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "copies.h"
 #include "deltas.h"
 #include "planes.h"
 
@@ -57,6 +58,46 @@ PyObject *core_copy(PyObject *self, PyObject *arguments)
         done = Py_NewRef(Py_None);
     }
     PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return done;
+}
+
+/* Whether every array has its place in the output. */
+static int arrays_fit(const ciuic_array *arrays, size_t count, const Py_buffer *out)
+{
+    const uint64_t size = (uint64_t)out->len;
+
+    for (size_t number = 0; number < count; number++)
+        if (arrays[number].at > size || arrays[number].length > size - arrays[number].at)
+            return 0;
+    return 1;
+}
+
+/* copy_arrays(out, arrays): see ciuic_copy_arrays. out is writable.
+ *
+ * arrays: aligned; for each, its place in out, its address and its length, 8 bytes each. The caller
+ *     vouches for the addresses.
+ */
+PyObject *core_copy_arrays(PyObject *self, PyObject *arguments)
+{
+    Py_buffer out, arrays;
+    PyObject *done = NULL;
+
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "w*y*", &out, &arrays))
+        return NULL;
+    const size_t count = (size_t)arrays.len / sizeof(ciuic_array);
+    const int is_aligned = !count || !((uintptr_t)arrays.buf % sizeof(uint64_t));
+    if ((size_t)arrays.len % sizeof(ciuic_array) || !is_aligned ||
+        !arrays_fit(arrays.buf, count, &out))
+        refused("the arrays do not fit the buffer");
+    else {
+        Py_BEGIN_ALLOW_THREADS;
+        ciuic_copy_arrays(arrays.buf, count, out.buf);
+        Py_END_ALLOW_THREADS;
+        done = Py_NewRef(Py_None);
+    }
+    PyBuffer_Release(&arrays);
     PyBuffer_Release(&out);
     return done;
 }

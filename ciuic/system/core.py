@@ -22,7 +22,7 @@ _OFF: Final = "off"
 _PORTABLE: Final = "portable"
 _AVX2: Final = "avx2"
 _EXTENSION: Final = "ciuic._core"
-_INTERFACE: Final = 11
+_INTERFACE: Final = 12
 """Of ``core/binding.c``: an extension that was built from other sources is not used."""
 
 
@@ -50,6 +50,14 @@ class Functions(Protocol):
 
     def copy(self, out: Buffer, at: int, data: Buffer) -> None:
         """Copy ``data`` to ``out`` from byte ``at`` on, without the interpreter's lock."""
+
+    def copy_arrays(self, out: Buffer, arrays: Buffer) -> None:
+        """Copy bytes at addresses to their places in ``out``: ``core/copies.h``.
+
+        Args:
+            out: The memory.
+            arrays: For each array its place in ``out``, its address and its length, 8 bytes each.
+        """
 
     def equal(self, left: Buffer, right: Buffer) -> bool:
         """Return whether two buffers hold the same bytes."""

@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "checksum.h"
+#include "copies.h"
 #include "drive.h"
 #include "fuzz/fuzz.h"
 #include "galois.h"
@@ -147,6 +148,30 @@ static void check_parity(void)
     free(matrix);
 }
 
+/* Copies two arrays that meet; nothing else of the output changes. */
+static void check_copies(void)
+{
+    const size_t first = below(9000), second = below(9000), skip = below(70);
+    const size_t size = skip + first + second;
+    uint8_t *data = noise(first + second), *from[2] = {memory(first), memory(second)};
+    uint8_t *out = fenced(size), *expected = noise(size);
+
+    memcpy(from[0], data, first);
+    memcpy(from[1], data + first, second);
+    memcpy(out, expected, size);
+    memcpy(expected + skip, data, first + second);
+    const ciuic_array arrays[2] = {{skip, (uint64_t)(uintptr_t)from[0], first},
+                                   {skip + first, (uint64_t)(uintptr_t)from[1], second}};
+    ciuic_copy_arrays(arrays, 2, out);
+    if (memcmp(out, expected, size))
+        fail("copies do not have the bytes of the arrays");
+    free(data);
+    free(from[0]);
+    free(from[1]);
+    unfence(out, size);
+    free(expected);
+}
+
 /* Gives random bytes to one of the fuzzing targets. */
 static void check_fuzzing(void)
 {
@@ -174,6 +199,7 @@ int main(int count, char **words)
         check_gf_add();
         check_checksum();
         check_parity();
+        check_copies();
         check_planes();
         check_deltas();
         check_sparse();

@@ -66,6 +66,25 @@ def test_an_earlier_plan_changes_no_byte(drawn: list[dict[str, object]]) -> None
     alone.close()
 
 
+def test_long_arrays_are_copied_in_parts(buffer: StagingBuffer) -> None:
+    """Several threads copy 8 MiB each; an array whose bytes are not in order is copied by numpy."""
+    chance = np.random.default_rng(7)
+    arrays = {
+        "long": chance.integers(0, 256, 20_000_003, np.uint8),
+        "short": chance.integers(0, 256, 5, np.uint8),
+        "turned": chance.random((1500, 700)).T,
+        "every second": chance.random(2_000_000)[::2],
+        "longer": chance.random(3_000_000).astype(">f8"),
+    }
+
+    files = Stager(buffer).stage({"model_state_dict": arrays})
+
+    (weights,) = [file for file in files if file.name == "weights.safetensors"]
+    memory = buffer.reserve(0)
+    found = [memory[begin : begin + length].tobytes() for begin, length in weights.parts[1:]]
+    assert sorted(found) == sorted(array.tobytes() for array in arrays.values())
+
+
 def test_a_plan_is_used_again_for_other_values(buffer: StagingBuffer, monkeypatch) -> None:
     made = []
     plan = "ciuic.training.staging.stage.make_plan"

@@ -224,3 +224,38 @@ def test_bytes_that_do_not_fit_are_not_copied(variant, at, length):
 def test_bytes_are_not_copied_to_a_read_only_buffer(variant):
     with pytest.raises((TypeError, BufferError)):
         variant.functions.copy(bytes(10), 0, b"x")
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("lengths", [(), (0, 5), (4095, 4096, 4097), (10_000, 63, 64, 65, 100_000)])
+def test_arrays_are_copied_to_their_places_and_nowhere_else(variant, lengths):
+    arrays = [array("B", random.Random(length).randbytes(length)) for length in lengths]
+    out = bytearray(b"." * (sum(lengths) + 7 * len(lengths) + 3))
+    expected, rows = bytearray(out), array("Q")
+    at = 3
+    for each in arrays:
+        rows.extend((at, each.buffer_info()[0], len(each)))
+        expected[at : at + len(each)] = each
+        at += len(each) + 7
+
+    variant.functions.copy_arrays(out, rows)
+
+    assert out == expected
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    "row", [(0, 11), (10, 1), (11, 0), (2**64 - 1, 1), (1, 2**64 - 1), (2**63, 2**63)]
+)
+def test_arrays_that_do_not_fit_are_not_copied(variant, row):
+    out, data = bytearray(10), array("B", b"x" * 20)
+    address = data.buffer_info()[0]
+    rows = array("Q", [0, address, 1, row[0], address, row[1]])
+
+    with pytest.raises(ValueError, match="do not fit"):
+        variant.functions.copy_arrays(out, rows)
+    with pytest.raises(ValueError, match="do not fit"):
+        variant.functions.copy_arrays(out, bytes(23))
+    with pytest.raises((TypeError, BufferError)):
+        variant.functions.copy_arrays(bytes(10), array("Q"))
+    assert out == bytes(10)

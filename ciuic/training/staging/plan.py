@@ -12,6 +12,7 @@ import numpy as np
 
 from ciuic.training.files import TensorFile, header
 from ciuic.training.layers.groups import Layer, group_file, group_of
+from ciuic.training.staging.copying import address_of, copy_bytes
 from ciuic.training.staging.gpu import GpuCopies, is_on_gpu
 from ciuic.training.values.arrays import (
     ArrayLeaf,
@@ -113,7 +114,7 @@ class StagePlan:
             end += len(head)
         self.size_bytes = end
         self._memory: np.ndarray | None = None
-        self._places: list[Any] = []
+        self._places: dict[int, Any] = {}
         self._on_gpu: frozenset[int] = frozenset()
 
     def match(
@@ -163,20 +164,36 @@ class StagePlan:
             copies_frozen: False: leave out the arrays of ``frozen``.
         """
         if memory is not self._memory:
-            self._places = [self._place(at, values[at], memory) for at in self._unique]
+            self._places = {at: self._place(at, values[at], memory) for at in self._unique}
             # In every state that fits, they are the same: their device is part of their kind.
             self._on_gpu = frozenset([at for at in self._unique if is_on_gpu(values[at])])
             self._memory = memory
         begin = 0 if copies_frozen else len(self.frozen)
-        wanted = zip(self._unique[begin:], self._places[begin:], strict=True)
+        numbers = self._unique[begin:]
         if self._on_gpu:
-            pairs = [(at in self._on_gpu, place, values[at]) for at, place in wanted]
-            gpu.copy([(place, value) for on_gpu, place, value in pairs if on_gpu], memory)
-            copy_arrays([(place, value) for on_gpu, place, value in pairs if not on_gpu])
-        else:
-            copy_arrays([(place, values[at]) for at, place in wanted])
+            gpu.copy([self._pair(at, values) for at in numbers if at in self._on_gpu], memory)
+            numbers = [at for at in numbers if at not in self._on_gpu]
+        self._copy_memory(numbers, values, memory)
         for begin, head in self._headers:
             memory[begin : begin + len(head)] = head
+
+    def _copy_memory(self, numbers: Sequence[int], values: list[Any], memory: np.ndarray) -> None:
+        """Copy the arrays of this machine's memory: those in order at once, the others by torch."""
+        plain, others = [], []
+        for at in numbers:
+            address = address_of(values[at])
+            if address:
+                planned = self._arrays[at]
+                plain.append((planned.offset_bytes, address, planned.leaf.size_bytes))
+            else:
+                others.append(at)
+        if not copy_bytes(plain, memory):
+            others = list(numbers)
+        copy_arrays([self._pair(at, values) for at in others])
+
+    def _pair(self, at: int, values: list[Any]) -> tuple[Any, Any]:
+        """Return the place of an array, and the array."""
+        return self._places[at], values[at]
 
     def _place(self, at: int, value: Any, memory: np.ndarray) -> Any:
         begin = self._arrays[at].offset_bytes
