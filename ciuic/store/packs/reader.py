@@ -79,6 +79,11 @@ class StoreReader:
         self._locator.names_s = names_s
 
     @property
+    def packs(self) -> OpenPacks:
+        """The packs, for ``DirectReads``."""
+        return self._packs
+
+    @property
     def damaged(self) -> Mapping[tuple[PackId, int], str]:
         """Frames that were read in spite of damage, with the reason: see ``FrameReader``."""
         return self._frames.damaged
@@ -126,13 +131,20 @@ class StoreReader:
                 self.failures.note(chunk_id, error.message)
             raise
 
-    def read_into(self, chunk_id: ChunkId, out: memoryview, places: _Places = None) -> bool:
+    def read_into(
+        self,
+        chunk_id: ChunkId,
+        out: memoryview,
+        places: _Places = None,
+        raw: memoryview | None = None,
+    ) -> bool:
         """Read and check a chunk that ``prepare_reads`` was given: see ``read_straight``.
 
         Args:
             chunk_id: The chunk, of file content.
             out: Memory for exactly the chunk. Its content is arbitrary if this returns False.
             places: ``prepared`` as it was then; None: as it is now.
+            raw: The chunk's frame, if the caller has read it; None: it is read here.
 
         Returns:
             Whether ``out`` has the chunk. If not, ``chunk`` repairs it or says what is wrong.
@@ -140,7 +152,7 @@ class StoreReader:
         # Imported here: most commands read no large chunk.
         from ciuic.store.packs.straight import read_straight
 
-        return read_straight(self._packs, places or self.prepared, chunk_id, out)
+        return read_straight(self._packs, places or self.prepared, chunk_id, out, raw)
 
     def frame(
         self,

@@ -24,7 +24,11 @@ __all__ = ["read_straight"]
 
 
 def read_straight(
-    packs: OpenPacks, places: Mapping[ChunkId, ChunkPlace], chunk_id: ChunkId, out: memoryview
+    packs: OpenPacks,
+    places: Mapping[ChunkId, ChunkPlace],
+    chunk_id: ChunkId,
+    out: memoryview,
+    raw: memoryview | None = None,
 ) -> bool:
     """Read a chunk of file content that has a frame of its own.
 
@@ -36,6 +40,7 @@ def read_straight(
         places: The places of the chunk and of its delta chain.
         chunk_id: The chunk.
         out: Writable memory, as long as the chunk. Its content is arbitrary if this returns False.
+        raw: The frame, if the caller has read it; None: it is read here.
 
     Returns:
         Whether ``out`` has the chunk.
@@ -47,7 +52,7 @@ def read_straight(
     if place is None or place.length_bytes != len(out):
         return False
     try:
-        frame, payload = _stored(packs, place)
+        frame, payload = _stored(packs, place, raw)
         if frame.kind != DATA or len(frame.chunks) != 1 or frame.plain_bytes != len(out):
             return False
         _decode(frame, payload, _bases(packs, places, frame, CHAIN_MAX), out)
@@ -56,11 +61,14 @@ def read_straight(
     return data_id(out) == chunk_id
 
 
-def _stored(packs: OpenPacks, place: ChunkPlace) -> tuple[Frame, memoryview]:
-    """Read a frame; returns its header and its payload."""
+def _stored(
+    packs: OpenPacks, place: ChunkPlace, raw: memoryview | None = None
+) -> tuple[Frame, memoryview]:
+    """Read a frame, if it is not given; returns its header and its payload."""
     if place.frame_bytes > FRAME_BYTES_MAX:
         raise CorruptionError("it is longer than a frame can be")
-    raw = memoryview(packs.read(place))
+    if raw is None:
+        raw = memoryview(packs.read(place))
     frame = parse_header(raw)
     if frame.total_bytes != len(raw):
         raise CorruptionError("the frame does not have the length in the chunk index")

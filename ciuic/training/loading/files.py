@@ -2,7 +2,6 @@
 
 import os
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -10,25 +9,19 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ciuic.errors import CorruptionError, PathNotFoundError
-from ciuic.ids import ChunkId
 from ciuic.model import Entry, SnapshotSummary
 from ciuic.snapshot.memory import STATE_ROOT
-from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.reader import StoreReader
-from ciuic.store.records.kinds import CHAIN_MAX
 from ciuic.store.records.recipe_nodes import HOLE, Piece, iter_pieces
 from ciuic.store.store import Store
 from ciuic.system.workers.threads import share
+from ciuic.training.loading.ahead import reading_ahead
 from ciuic.view.chunk_plan import Part, group_by_frame, read_parts
 from ciuic.view.locator import Locator
 
 __all__ = ["StateFiles"]
 
 _THREADS_MAX: Final = 8
-_AHEAD_BYTES: Final = 8 * 1024 * 1024
-"""Stored bytes that the kernel is asked for at once."""
-_AHEAD_BATCHES: Final = 4
-"""How many times as much it may read ahead."""
 
 
 class StateFiles:
@@ -127,18 +120,21 @@ class StateFiles:
         """Read pieces of a file, each into the targets at its offset."""
         reader = self._store.reader
         groups = group_by_frame(reader, parts, reads_ahead=False)
-        ahead = _Ahead(reader, groups)
+        with reading_ahead(reader, [group[0].piece.id for group in groups]) as ahead:
 
-        def read(number: int) -> None:
-            group = groups[number]
-            ahead.reach(number)
-            if len(group) == 1 and _read_straight(reader, group[0], ranges[group[0].offset]):
-                return
-            for offset, plain in read_parts(reader, group):
-                for begin, target in ranges[offset]:
-                    target[:] = memoryview(plain)[begin : begin + len(target)]
+            def read(number: int) -> None:
+                group = groups[number]
+                with ahead.frame(number) as raw:
+                    if len(group) == 1 and _read_straight(
+                        reader, group[0], ranges[group[0].offset], raw
+                    ):
+                        return
+                for offset, plain in read_parts(reader, group):
+                    for begin, target in ranges[offset]:
+                        target[:] = memoryview(plain)[begin : begin + len(target)]
 
-        share(read, range(len(groups)), min(_THREADS_MAX, len(os.sched_getaffinity(0))), "read")
+            count = min(_THREADS_MAX, len(os.sched_getaffinity(0)))
+            share(read, range(len(groups)), count, "read")
 
     def _path(self, name: str) -> bytes:
         return STATE_ROOT + b"/" + (self._directory + name).encode()
@@ -155,48 +151,6 @@ class StateFiles:
         return self._pieces[name]
 
 
-class _Ahead:
-    """Has the kernel read frames ahead of the threads that decode them, with their delta chains.
-
-    Args:
-        reader: Has the places of all chunks: see ``StoreReader.prepare_reads``.
-        groups: The parts of each frame, in the order in which they are read.
-    """
-
-    def __init__(self, reader: StoreReader, groups: Sequence[Sequence[Part]]) -> None:
-        self._reader = reader
-        self._batches: dict[int, list[ChunkPlace]] = {}
-        """The places to read ahead when the group of this number is reached."""
-        batch: list[ChunkPlace] = []
-        begins, size_bytes = deque([0] * _AHEAD_BATCHES), 0
-        for number, group in enumerate(groups):
-            places = _with_chain(reader.prepared, group[0].piece.id)
-            batch += places
-            size_bytes += sum([place.frame_bytes for place in places])
-            if size_bytes >= _AHEAD_BYTES or number == len(groups) - 1:
-                self._batches.setdefault(begins.popleft(), []).extend(batch)
-                begins.append(number + 1)
-                batch, size_bytes = [], 0
-
-    def reach(self, number: int) -> None:
-        """Read ahead what is due when the group of this number is about to be read."""
-        places = self._batches.get(number)
-        if places is not None:
-            self._reader.read_ahead(places)
-
-
-def _with_chain(places: Mapping[ChunkId, ChunkPlace], chunk_id: ChunkId) -> list[ChunkPlace]:
-    """Return the place of a chunk and those of its delta chain, as far as they are known."""
-    found: list[ChunkPlace] = []
-    left = [chunk_id]
-    while left and len(found) <= CHAIN_MAX:
-        place = places.get(left.pop())
-        if place is not None:
-            found.append(place)
-            left += place.delta_bases
-    return found
-
-
 class _Range(NamedTuple):
     """A part of a piece: its first byte, counted from that of the piece, and where it belongs."""
 
@@ -204,9 +158,11 @@ class _Range(NamedTuple):
     target: memoryview
 
 
-def _read_straight(reader: StoreReader, part: Part, ranges: Sequence[_Range]) -> bool:
+def _read_straight(
+    reader: StoreReader, part: Part, ranges: Sequence[_Range], raw: memoryview | None
+) -> bool:
     """Read a piece without a copy, if it is a chunk that belongs to one target."""
     piece = part.piece
     if len(ranges) > 1 or piece.start_bytes or len(ranges[0].target) != piece.length_bytes:
         return False
-    return reader.read_into(piece.id, ranges[0].target)
+    return reader.read_into(piece.id, ranges[0].target, raw=raw)
