@@ -20,8 +20,9 @@ _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=25, **_COMMON)
 # In continuous integration, the same code gets the same answer; elsewhere every run tries new
 # examples.
-settings.register_profile("ci", max_examples=200, derandomize=True, **_COMMON)
+settings.register_profile("ci", max_examples=100, derandomize=True, **_COMMON)
 settings.register_profile("ci-short", max_examples=25, derandomize=True, **_COMMON)
+settings.register_profile("long", max_examples=2000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 

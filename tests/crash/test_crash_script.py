@@ -66,7 +66,7 @@ def test_with_everything_at_once_no_torn_file_is_unmarked_and_no_replaced_one_is
     if shutil.which(f"mkfs.{kind}") is None:
         pytest.skip(f"mkfs.{kind} is not installed")
     seed = str(drawn_seed())
-    done = crash("--stress", "--minutes", "0.25", "--on", kind, "--seed", seed)
+    done = crash("--stress", "--minutes", "0.12", "--on", kind, "--seed", seed)
     assert done.returncode == 0, done.stdout + done.stderr
     judged = re.search(r"^    atomic +(\d+) +0$", done.stdout, re.MULTILINE)
     assert judged is not None, done.stdout

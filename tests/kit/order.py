@@ -28,8 +28,10 @@ LONGEST = (
     "tests/crash/test_faults.py",
     "tests/crash/test_kill.py",
     "tests/daemon/test_systemd.py",
+    "tests/daemon/test_copies.py",
     "tests/daemon/test_ciuicd.py",
     "tests/filesystems/test_page_cache.py",
+    "tests/verbs/test_costly_stores.py",
     "tests/verbs/test_restore.py",
     "tests/verbs/test_delta_chains.py",
 )

@@ -21,6 +21,7 @@ from tests.kit.program import ciuic
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 TRAINING = Path(__file__).with_name("training.py")
+KILLS = 4 if os.environ.get("CIUIC_LONG") else 2
 DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
 )
@@ -320,7 +321,7 @@ def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(tm
         code = run_training(
             tmp_path / "killed",
             tmp_path / "killed.jsonl",
-            kill_after_s=None if kills >= 4 else late_s,
+            kill_after_s=None if kills >= KILLS else late_s,
         )
         if code == 0:
             break
