@@ -126,6 +126,7 @@ def test_a_long_pause_is_told_before_collectives_run_into_their_limit(
     told, passed = training.directory / "told", training.directory / "passed"
     hook = training.directory / "hook"
     hook.mkdir()
+    told.touch()
     (hook / "sitecustomize.py").write_text(LATER.format(path=str(passed)))
     with box.config.open("a") as file:
         file.write(
