@@ -9,6 +9,7 @@ import pytest
 from obstore.store import LocalStore, MemoryStore
 
 from ciuic.errors import (
+    AccessDeniedError,
     BusyError,
     CorruptionError,
     MissingError,
@@ -22,6 +23,7 @@ from ciuic.store.place.objects import Clients, ObjectPlace
 from ciuic.store.place.place import ByteRange
 from ciuic.store.place.probe import Abilities, probe
 from ciuic.system import durable
+from tests.kit.buckets import PlaceWithFaults
 from tests.kit.clock import ManualClock
 from tests.kit.filesystems import disk
 from tests.kit.place_contract import MIB, Contract, Creates, ReadsAndWrites, keys
@@ -316,3 +318,14 @@ def test_merged_ranges_stay_small_unless_a_range_is_large():
         4 * MIB,
     ]
     assert sorted(position for group in groups for position in group.positions) == list(range(22))
+
+
+def test_a_probe_names_the_missing_right_to_delete(directory_place, caplog):
+    def refuse(_number, name, _keys):
+        if name == "delete":
+            raise AccessDeniedError("no")
+
+    assert probe(PlaceWithFaults(directory_place, refuse)).allows_many_writers
+
+    (record,) = caplog.records
+    assert "no right to delete" in record.getMessage()

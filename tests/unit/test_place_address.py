@@ -3,10 +3,12 @@
 import os
 
 import pytest
+from obstore.exceptions import GenericError
 from obstore.store import S3Store
 
-from ciuic.errors import StoreError, UsageError
+from ciuic.errors import AccessDeniedError, StoreError, UsageError
 from ciuic.store.place.address import open_place
+from ciuic.store.place.answers import sorted_error
 from ciuic.store.place.credentials import AccessKey, find_access_key
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.location import PlaceOptions
@@ -229,3 +231,18 @@ def test_a_client_that_aborts_is_an_error_of_the_store():
 
     with pytest.raises(StoreError, match="cannot read s3://bucket/a: the object store client"):
         place.get("a", 10)
+
+
+@pytest.mark.parametrize("name", sorted(ENVIRONMENT))
+def test_half_a_key_in_the_environment_is_one_sentence(name):
+    (missing,) = ENVIRONMENT.keys() - {name}
+    with pytest.raises(UsageError, match=f"^{name} is set, and {missing} is not"):
+        open_place("s3://bucket/a", {name: SECRET})
+
+
+@pytest.mark.parametrize("answer", ["status code: 403 Forbidden", "error sending request"])
+def test_a_machine_that_gives_no_credentials_is_not_taken_for_the_server(answer):
+    asked = "Error performing PUT http://169.254.169.254/latest/api/token"
+    found = sorted_error(GenericError(f"{asked}: {answer}"), "read", "s3://bucket/a")
+    assert isinstance(found, AccessDeniedError)
+    assert found.message == "cannot read s3://bucket/a: there are no credentials"

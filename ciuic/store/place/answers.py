@@ -39,7 +39,9 @@ _NO_CONNECTION: Final = re.compile(r"kind: Connect\b|ConnectError|ConnectionRefu
 _NO_TLS: Final = re.compile(r"InvalidMessage\(")
 _NO_TRUST: Final = re.compile(r"InvalidCertificate\(")
 _CUT: Final = re.compile(r"kind: (?:Interrupted|Body|Decode)|IncompleteMessage|response body")
-_NO_CREDENTIALS: Final = re.compile(r"169\.254\.|metadata\.google|[Cc]redential|/api/token")
+_NO_CREDENTIALS: Final = re.compile(r"[Cc]redential|/api/token")
+_METADATA: Final = re.compile(r"//169\.254\.1(?:69\.254|70\.2)\b|//metadata\.google")
+"""The client asks the machine that it runs on for credentials only if it has been given none."""
 _REDIRECTS: Final = range(300, 400)
 _FULL_CODES: Final = {"QuotaExceeded", "InsufficientCapacity", "XMinioStorageFull"}
 _HINTS: Final = {
@@ -60,6 +62,8 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
         url: The object's or place's URL, without credentials.
     """
     text = str(error)
+    if _METADATA.search(text):
+        return _no_credentials(doing, url)
     status = _status(text)
     code = _code(text)
     message = f"cannot {doing} {url}: {_reason(status, code)}"
@@ -95,11 +99,7 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
 
 def _unanswered(text: str, doing: str, url: str) -> StoreError | TransientError:
     if _NO_CREDENTIALS.search(text):
-        return AccessDeniedError(
-            f"cannot {doing} {url}: there are no credentials",
-            hint="Name a file with credentials, or set AWS_ACCESS_KEY_ID and"
-            " AWS_SECRET_ACCESS_KEY.",
-        )
+        return _no_credentials(doing, url)
     if _NO_TLS.search(text):
         return StoreError(
             f"cannot {doing} {url}: the server does not answer with TLS, which https:// needs",
@@ -117,6 +117,13 @@ def _unanswered(text: str, doing: str, url: str) -> StoreError | TransientError:
     if _CUT.search(text):
         return TransientError("the server's answer ended early")
     return TransientError("the connection failed")
+
+
+def _no_credentials(doing: str, url: str) -> AccessDeniedError:
+    return AccessDeniedError(
+        f"cannot {doing} {url}: there are no credentials",
+        hint="Name a file with credentials, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    )
 
 
 def _status(text: str) -> int:

@@ -43,13 +43,21 @@ def find_access_key(path: str, environment: Mapping[str, str]) -> AccessKey | No
         None: There is none. The client may get one from the machine that it runs on.
 
     Raises:
-        UsageError: The file cannot be used; the message has nothing of its content.
+        UsageError: The file cannot be used, or the environment has half of a key; the message has
+            nothing of either.
     """
     if not path:
         key_id = environment.get("AWS_ACCESS_KEY_ID", "")
         secret = environment.get("AWS_SECRET_ACCESS_KEY", "")
         if key_id and secret:
             return AccessKey(key_id, secret, environment.get("AWS_SESSION_TOKEN", ""))
+        if key_id or secret:
+            names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+            there, missing = names if key_id else names[::-1]
+            raise UsageError(
+                f"{there} is set, and {missing} is not",
+                hint="Set both; or neither, to use the file ~/.aws/credentials.",
+            )
         home = environment.get("HOME", "")
         path = environment.get("AWS_SHARED_CREDENTIALS_FILE", "") or (
             os.path.join(home, ".aws", "credentials") if home else ""

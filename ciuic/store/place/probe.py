@@ -10,7 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from ciuic.errors import LostRaceError, MissingError, StoreError, UnsupportedError
+from ciuic.errors import (
+    AccessDeniedError,
+    LostRaceError,
+    MissingError,
+    StoreError,
+    UnsupportedError,
+)
 from ciuic.store.place.place import Place
 
 __all__ = ["Abilities", "probe"]
@@ -58,9 +64,23 @@ def probe(place: Place) -> Abilities:
             lists_at_once=lists_at_once,
         )
     finally:
-        # Objects that stay after an error are small; the error itself matters more.
-        with contextlib.suppress(StoreError):
+        _clean_up(place, keys)
+
+
+def _clean_up(place: Place, keys: list[str]) -> None:
+    # Objects that stay after an error are small; the error itself matters more.
+    with contextlib.suppress(StoreError):
+        try:
             place.delete(keys)
+        except AccessDeniedError:
+            # Most commands probe nothing, and importing logging takes longer than they do.
+            import logging
+
+            logging.getLogger(__name__).warning(
+                "%s: these credentials have no right to delete: they can take snapshots, and only"
+                " credentials with that right can prune",
+                place.name,
+            )
 
 
 def _creates(place: Place, key: str) -> bool:
