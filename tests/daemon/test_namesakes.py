@@ -38,8 +38,8 @@ def namesakes(machine):
         return {found.id for found in snapshots_of_namesakes(store, list_snapshots(store))}
 
 
-def taken(machine, tmp_path, origin=DAEMON):
-    clock = ManualClock(time.time_ns())
+def taken(machine, tmp_path, origin=DAEMON, ahead_s=0):
+    clock = ManualClock(time.time_ns() + ahead_s * 10**9)
     request = TakeRequest((os.fsencode(tmp_path / "source"),), origin=origin)
     with machine.opened(write=True) as store:
         return take_snapshot(store, request, clock=clock).id
@@ -76,6 +76,18 @@ def test_a_snapshot_that_is_removed_leaves_nothing_in_the_record(one, tmp_path):
     assert namesakes(one) == set()
 
     assert not record[0].exists()
+
+
+def test_a_snapshot_with_a_time_to_come_from_before_the_record_is_no_namesakes(one, tmp_path):
+    earlier = taken(one, tmp_path, ahead_s=86400)
+    for record in (tmp_path / "one").rglob("own/*"):
+        record.unlink()
+    assert namesakes(one) == set()
+
+    later = taken(one, tmp_path)
+
+    assert namesakes(one) == set()
+    assert {earlier, later} <= one.ids()
 
 
 def test_without_the_cache_directory_every_snapshot_counts_as_own(one, two, tmp_path):

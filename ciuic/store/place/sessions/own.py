@@ -17,7 +17,10 @@ __all__ = ["OwnSnapshots"]
 
 _NAME: Final = "own"
 _BEGIN: Final = "begin"
-"""An empty file; what was taken before it was written counts as own."""
+"""The IDs that were there when it was written. They count as own, and so does what was taken
+before. The time alone would not do: this machine's clock may have been wrong then, or earlier.
+"""
+_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class OwnSnapshots:
@@ -41,9 +44,11 @@ class OwnSnapshots:
         """
         if not self._folder.has(_BEGIN):
             self._folder.make()
-            self._folder.create(_BEGIN, b"")
+            self._folder.create(_BEGIN, "\n".join(sorted(taken_ns)).encode())
         begin_ns = self._folder.mtime_ns(_BEGIN)
         known = self._folder.names(layout.parse_manifest_name)
+        there = self._folder.read(_BEGIN, _BYTES_MAX).decode("ascii", "replace")
+        known.update(map(SnapshotId, there.split()))
         return {one for one, when_ns in taken_ns.items() if one in known or when_ns < begin_ns}
 
     def add(self, snapshot_id: SnapshotId) -> None:
