@@ -7,6 +7,7 @@ import click
 
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.progress import progress
+from ciuic.cli.render import printable
 from ciuic.ids import SnapshotId
 from ciuic.maintain.prune.apply import apply_prune, foresee_prune
 from ciuic.maintain.prune.plan import plan_prune
@@ -143,13 +144,18 @@ def _print_waiting(report: PruneReport) -> None:
         err=True,
     )
     for lease in shown_part(report.waiting_for, err=True):
-        click.echo(f"  {lease}", err=True)
+        click.echo(f"  {printable(lease)}", err=True)
     print_rest(count, count, "session", err=True)
     click.echo(
         "the next 'ciuic prune' removes them; --wait TIME waits longer, and --revoke-after TIME"
         " revokes sessions that seem to be dead",
         err=True,
     )
+    # Imported here because most stores are directories.
+    from ciuic.store.place.sessions.leases import hint_about
+
+    for hint in filter(None, map(hint_about, report.waiting_for)):
+        click.echo(hint, err=True)
 
 
 def _small(merged: PruneCounts) -> str:

@@ -217,3 +217,8 @@ def _log_report(report: PruneReport) -> None:
             counted(report.condemned.packs, "more pack"),
             first_few(list(report.waiting_for)),
         )
+        # Imported here because most stores are directories.
+        from ciuic.store.place.sessions.leases import hint_about
+
+        for hint in filter(None, map(hint_about, report.waiting_for)):
+            _log.warning("%s", hint)

@@ -28,6 +28,7 @@ from ciuic.store.format.frame import decode_frame, parse_header
 from ciuic.store.format.pack import encode_footer, end_of
 from ciuic.store.format.segment import PackEnd, encode_segment
 from ciuic.store.records import layout, nodes, recipe_nodes, tree_nodes
+from ciuic.store.records.condemnation import is_tombstone, new_tombstone
 from ciuic.store.records.header import Chunking, Header
 from ciuic.store.records.kinds import DATA, RECIPE, TREE, check_chunk
 from ciuic.store.records.manifest import _escaped, _unescaped, decode_manifest, encode_manifest
@@ -249,6 +250,14 @@ def test_the_retired_ids(store):
     assert first.read_bytes() == data
     ids = reader.unseal((store / layout.RETIRED / name).read_bytes())["ids"]
     assert ids == ["cs-222222"]
+
+
+def test_the_tombstone():
+    data = block("json", "tombstone").encode()
+    assert is_tombstone(data)
+    assert json.loads(data)["revoked"] == "00112233445566778899aabbccddeeff"
+    assert new_tombstone().partition(b'"revoked": "')[0] == data.partition(b'"revoked": "')[0]
+    assert len(data) == len(new_tombstone()) == 156
 
 
 def test_the_digits_of_a_seal_are_where_the_page_says():

@@ -127,6 +127,8 @@ class Rules:
     look_after_condemning: bool = True
     look_for_each_condemnation: bool = True
     lists_whole_leases: bool = True
+    wait_for_repairs: bool = True
+    wait_for_repairs_after_the_verdict: bool = True
 
 
 class Read(NamedTuple):
@@ -272,6 +274,40 @@ class Roles:
         yield Delete("leases", session)
         return "finish", session, damaged
 
+    def salvager(self, session: Session, old: Pack) -> Process:
+        """Find the chunk of a damaged pack in another one, which may be condemned.
+
+        A real repair has two leases, which end together: one as a prune, one that says that it is
+        a repair. Here the second one is both.
+        """
+        lease = f"{REPAIR}{session}"
+        yield Put("leases", lease)
+        gone = yield Read("verdicts", deleted)
+        copies = yield Read(
+            "packs",
+            lambda packs: tuple(
+                pack for pack in sorted(packs - gone) if pack.chunk == old.chunk and pack != old
+            ),
+        )
+        return ("salvage", session, old, copies[0]) if copies else ("end_lease", lease)
+
+    def salvage(self, session: Session, old: Pack, copy: Pack) -> Process:
+        """Store the chunk again from the pack that was found, and condemn the damaged one."""
+        lease = f"{REPAIR}{session}"
+        if not (yield Read("packs", lambda packs: copy in packs)):
+            revoked = Commit(session, "revoked")
+            is_revoked = yield Read("commits", lambda commits: revoked in commits)
+            return ("end_lease", lease) if is_revoked else (LOST, session)
+        new = self.name(session, old.chunk)
+        yield Put("packs", new)
+        yield Put("segments", Segment(session, frozenset([new])))
+        damaged = frozenset([old])
+        mine = Commit(session, "condemned", packs=damaged, damaged=damaged)
+        if (yield Put("commits", mine)) != mine:
+            return "end_lease", lease
+        yield Delete("leases", lease)
+        return "finish", session, damaged
+
     def pruner(self, session: Session, snapshot: Session) -> Process:
         """Purge a forgotten snapshot; condemn unneeded packs and redundant copies."""
         yield Put("leases", session)
@@ -329,8 +365,18 @@ class Roles:
         if self._rules.end_leases:
             for lease in sorted((yield from self.look(session))):
                 if self._rules.tombstone_when_revoked:
-                    yield Put("commits", Commit(lease, "revoked"))
+                    yield Put("commits", Commit(lease.removeprefix(REPAIR), "revoked"))
+        if not self._rules.wait_for_repairs_after_the_verdict:
+            yield from self.end_repairs()
         return "judge", session, packs
+
+    def end_repairs(self) -> Generator[Request, Any, None]:
+        """Wait for each repair, which may read a pack of a verdict, or revoke it."""
+        found = yield Read(
+            "leases", lambda leases: tuple(one for one in sorted(leases) if one.startswith(REPAIR))
+        )
+        for lease in found:
+            yield Put("commits", Commit(lease.removeprefix(REPAIR), "revoked"))
 
     def patient(self, session: Session, packs: Packs) -> Process:
         """Like ``finish``, but revoke nothing: leave the rest to the next prune."""
@@ -354,6 +400,8 @@ class Roles:
         if not self._rules.mark_again or any(one.damaged for one in commits - set(others)):
             keep = frozenset()
         verdict = yield Put("verdicts", Verdict(session, packs - keep))
+        if self._rules.wait_for_repairs and self._rules.wait_for_repairs_after_the_verdict:
+            yield from self.end_repairs()
         return "delete", verdict.deleted
 
     @staticmethod
@@ -450,6 +498,8 @@ def _look_of(looks: Iterable[Look], session: Session) -> Look | None:
 
 
 LOST: Final = "lost"
+REPAIR: Final = "repair "
+"""In front of the session in the lease of a salvager."""
 
 
 def chunks(packs: Iterable[Pack]) -> frozenset[str]:
@@ -575,7 +625,7 @@ def explore(
             before[after] = state, step
             lost = lost_chunk(after.place) if after.place is not state.place else ""
             if any(runner.name == LOST for runner in after.runners):
-                lost = "a reader did not find a chunk of a snapshot that was not purged"
+                lost = "a reader or a repair did not find a chunk that a snapshot needs"
             if lost:
                 return Walk(len(before), Loss(lost, _way(before, after)))
             waiting.append(after)

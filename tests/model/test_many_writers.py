@@ -74,6 +74,11 @@ CONDEMNED = OLD._replace(
 )  # by a pruner that was then killed
 FINISHER = Runner("finish", ("P0", OLD.packs))
 PATIENT = Runner("patient", ("P0", OLD.packs))
+REDUNDANT = frozenset([Pack("S1", "a")])
+DAMAGED = TWO_COPIES._replace(
+    commits=TWO_COPIES.commits | {Commit("P0", "condemned", packs=REDUNDANT)}
+)  # by a pruner that kept the other pack, and does not know that this one is damaged
+SALVAGER = Runner("salvager", ("T1", Pack("S0", "a")))
 UNNEEDED = frozenset([Pack("S1", "b")])
 EARLIER = stored("a", "b", forgotten=("S0",))._replace(
     marks=frozenset([Mark("S0", 1, "forget"), Mark("S1", 1, "purge")])
@@ -111,6 +116,10 @@ SCENARIOS: dict[str, tuple[Place, list[Runner]]] = {
     "two copies, a repairer, a pruner, undo": (
         stored("a", "a", forgotten=("S0",)),
         [REPAIRER, pruner("P1"), mark("undo")],
+    ),
+    "a repair that begins while a condemnation waits": (
+        DAMAGED,
+        [SALVAGER, Runner("finish", ("P0", REDUNDANT))],
     ),
     "a condemnation that two finish": (
         CONDEMNED,
@@ -155,7 +164,9 @@ def test_many_states_of_all_processes_at_once_lose_no_chunk(late: int) -> None:
 def test_without_any_one_rule_a_chunk_is_lost(rule: str) -> None:
     rules = dataclasses.replace(Rules(), **{rule: False})
     about = {
-        name: one for name, one in SCENARIOS.items() if ("repair" in name) == ("damaged" in rule)
+        name: one
+        for name, one in SCENARIOS.items()
+        if ("repair" in name) == any(word in rule for word in ("damaged", "repairs"))
     }
     for late, states_max in ((0, 0), (1, 200_000)):
         for place, runners in about.values():

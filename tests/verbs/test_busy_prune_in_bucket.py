@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from tests.kit.buckets import FolderMachine, write
+from ciuic.cli.pruning import print_prune_report
+from tests.kit.buckets import FolderMachine, PlaceWithFaults, write
 from tests.kit.program import REPOSITORY
 
 pytestmark = pytest.mark.root
@@ -55,8 +56,13 @@ class Writer:
 
 
 @pytest.fixture
-def writers(tmp_path):
+def source(tmp_path):
     write(tmp_path / "source", "a")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def writers(tmp_path, source):
     made = [Writer(tmp_path, name) for name in ("one", "two")]
     yield made
     for writer in made:
@@ -64,13 +70,13 @@ def writers(tmp_path):
 
 
 @pytest.fixture
-def pruner(tmp_path):
+def pruner(tmp_path, source):
     """A machine that prunes, in whose bucket one pack is not needed."""
     machine = FolderMachine(tmp_path / "bucket", tmp_path / "pruner")
     assert machine.init()[0]
     write(tmp_path / "old", "ab")
     old = machine.take_at(machine.place(), tmp_path / "old").id
-    machine.take_at(machine.place(), tmp_path / "source")
+    machine.take_at(machine.place(), source)
     machine.forget(old)
     return machine
 
@@ -119,6 +125,35 @@ def test_a_prune_that_died_later_delays_no_deletion_and_a_repair_at_work_does(wr
     pruner.place().delete([f"leases/repair-{session}"])
     assert pruner.prune().removed.packs == 1
     pruner.check(listed=pruner.ids())
+
+
+@pytest.mark.parametrize("kind", ["repair", "defragment"], ids=["a repair", "a later version"])
+def test_what_begins_while_a_prune_judges_can_read_what_the_verdict_deletes(pruner, kind):
+    session = f"{kind}-0123456789abcdef"
+
+    def begin(_number, _name, keys):
+        if str(keys).startswith("verdicts/"):
+            pruner.place().put(f"leases/{session}", b"at work\n")
+
+    report = pruner.prune(place=PlaceWithFaults(pruner.place(), begin))
+
+    assert len(pruner.names("verdicts")) == 1
+    assert (report.waiting_for, report.removed.packs) == ((session,), 0)
+    assert pruner.prune().removed.packs == 0
+    pruner.place().delete([f"leases/{session}"])
+    assert pruner.prune().removed.packs == 1
+    pruner.check(listed=pruner.ids())
+
+
+def test_a_session_that_only_a_later_version_knows_is_never_revoked_and_named(pruner, capsys):
+    session = "defragment-0123456789abcdef"
+    pruner.place().put(f"leases/{session}", b"perhaps dead\n")
+
+    report = pruner.prune(revoke_after_s=0)
+    print_prune_report(report)
+
+    assert (report.waiting_for, report.revoked, report.removed.packs) == ((session,), (), 0)
+    assert f"Only a later version of ciuic knows what '{session}' does" in capsys.readouterr().err
 
 
 def test_a_damaged_memory_of_the_leases_only_waits_longer(tmp_path, writers, pruner):

@@ -7,7 +7,7 @@ rewrite    copy the needed chunks of the packs to rewrite to new packs
 condemn    name all these packs in one object; from then on, no new session relies on them
 wait       for each session that is at work, or revoke it
 judge      read again what is needed; the packs that are needed after all are spared
-delete     the other packs
+delete     the other packs, when no repair that began meanwhile reads them
 tidy       merge index segments, without the packs that are gone; delete records of no use
 
 It can be stopped at any moment, and any prune of any machine does the rest.
@@ -171,12 +171,14 @@ class _Run:
         Args:
             only_damaged: Finish what repairs have condemned, and leave the rest.
         """
+        # Verdicts first: the condemnation of one that is not carried out yet is there afterwards.
+        deleted = self._bucket.condemned.deleted()
         condemnations = self._bucket.condemned.read()
         self._waiting.keep([one.session for one in condemnations])
         for condemnation in condemnations:
             if condemnation.damaged or not only_damaged:
                 self._finish(condemnation)
-        self._delete(self._bucket.condemned.deleted())
+        self._delete(deleted.difference(*(one.packs for one in condemnations)))
         self._store.index_keeper.renew(self._bucket.shut_packs())
 
     def prune(self, work: Work) -> PruneReport:
@@ -228,6 +230,8 @@ class _Run:
             if not self._waiting.finish(condemnation.session, self._own_lease):
                 return False
             deleted = self._judge(condemnation)
+        if not self._waiting.finish_readers(condemnation.session, self._own_lease):
+            return False
         self._delete(deleted)
         self._bucket.condemned.close(condemnation.session)
         return True

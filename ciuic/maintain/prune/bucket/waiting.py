@@ -17,7 +17,6 @@ from ciuic.store.place.sessions.leases import (
     Lease,
     dismiss,
     is_decided,
-    is_repair_lease,
     list_leases,
     revoke,
 )
@@ -102,15 +101,44 @@ class Waiting:
         leases = list_leases(self._bucket.place)
         present = {lease.key for lease in leases}
         self._seen.keep(present)
-        others = present - {own_key}
-        # A repair that began later may still read a sound copy from a condemned pack. Repairs are
-        # rare, so they do not keep a condemnation for ever. A prune that began later heeds it.
-        wanted = self._awaited.of(condemned_by, others) | set(filter(is_repair_lease, others))
+        wanted = self._awaited.of(condemned_by, present - {own_key})
+        return self._wait(condemned_by, own_key, leases, wanted)
+
+    def finish_readers(self, condemned_by: SessionId, own_key: str) -> bool:
+        """Wait for each session that may read a pack of a verdict; returns whether all have ended.
+
+        Such a session had its lease before the verdict. Deleting the pack could take the only sound
+        copy of a chunk from it.
+
+        Args:
+            condemned_by: The session of the condemnation, which has a verdict.
+            own_key: The lease of this prune.
+        """
+        leases = list_leases(self._bucket.place, only_readers=True)
+        return self._wait(condemned_by, own_key, leases, None)
+
+    def _wait(
+        self, condemned_by: SessionId, own_key: str, leases: list[Lease], wanted: set[str] | None
+    ) -> bool:
+        """Wait for leases.
+
+        Args:
+            condemned_by: See ``finish``.
+            own_key: See ``finish``.
+            leases: Those that are there.
+            wanted: Those to wait for, beside all with ``may_read_condemned``. These are rare, so
+                they do not keep a condemnation for ever. None: there are no others.
+        """
         shown: list[Lease] = []
         while True:
             self._check()
-            awaited = [lease for lease in leases if lease.key in wanted]
-            left = [lease for lease in awaited if not self._has_ended(lease)]
+            left = [
+                lease
+                for lease in leases
+                if lease.key != own_key
+                and (lease.may_read_condemned or (wanted and lease.key in wanted))
+                and not self._has_ended(lease)
+            ]
             self._left[condemned_by] = left
             if not left:
                 return True
@@ -120,9 +148,7 @@ class Waiting:
                 shown = left
                 self._told(shown)
             self._clock.sleep(_POLL_S)
-            leases = list_leases(self._bucket.place)
-            # Also for a repair that began during the wait.
-            wanted |= {one.key for one in leases if is_repair_lease(one.key)} - {own_key}
+            leases = list_leases(self._bucket.place, only_readers=wanted is None)
 
     def _has_ended(self, lease: Lease) -> bool:
         if not is_decided(self._bucket.place, lease):

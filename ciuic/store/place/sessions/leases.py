@@ -39,8 +39,8 @@ __all__ = [
     "dismiss",
     "dismissed_ids",
     "drop_notes",
+    "hint_about",
     "is_decided",
-    "is_repair_lease",
     "list_leases",
     "prune_lease",
     "repair_lease",
@@ -61,6 +61,7 @@ _COPIED: Final = re.compile(
 # This sorts behind the leases of copies. A listing arrives in pages, in the order of the keys, so a
 # reader that misses a deleted lease comes to what was put before the deletion.
 _DISMISSED: Final = "dismissed-"
+_REPAIR: Final = "repair-"
 
 
 class Lease(NamedTuple):
@@ -90,6 +91,15 @@ class Lease(NamedTuple):
         """What the session does, for messages."""
         return self.key.partition("/")[2]
 
+    @property
+    def may_read_condemned(self) -> bool:
+        """Even a session that began after a condemnation may read the packs.
+
+        A repair reads what is damaged elsewhere from them. A session of a kind that only a later
+        version knows may do so too.
+        """
+        return _may_read_condemned(self.key)
+
 
 def snapshot_lease(snapshot_id: SnapshotId) -> str:
     """Return the key of the lease of a writer that takes a snapshot."""
@@ -108,12 +118,22 @@ def prune_lease(session_id: SessionId) -> str:
 
 def repair_lease(session_id: SessionId) -> str:
     """Return the key of the second lease of a repair."""
-    return f"{layout.LEASES}/repair-{session_id.hex()}"
+    return f"{layout.LEASES}/{_REPAIR}{session_id.hex()}"
 
 
-def is_repair_lease(key: str) -> bool:
-    """Return whether a lease is the second one of a repair."""
-    return key.startswith(f"{layout.LEASES}/repair-")
+def hint_about(lease: str) -> str:
+    """Return what to do about a session that is waited for; empty: nothing in particular.
+
+    Args:
+        lease: See ``Lease.about``.
+    """
+    if _NAME.fullmatch(lease):
+        return ""
+    return (
+        f"Only a later version of ciuic knows what {lease!a} does, so it is not revoked. Prune with"
+        f" that version; or, if its process has ended, delete {layout.LEASES + '/' + lease!a} from"
+        " the bucket."
+    )
 
 
 class HeldLeases:
@@ -181,14 +201,26 @@ class HeldLeases:
             self._ends = threading.Event()
 
 
-def list_leases(place: Place) -> list[Lease]:
+def _may_read_condemned(key: str) -> bool:
+    name = key.partition("/")[2]
+    return name.startswith(_REPAIR) or _NAME.fullmatch(name) is None
+
+
+def list_leases(place: Place, *, only_readers: bool = False) -> list[Lease]:
     """Return the leases of all sessions.
+
+    Args:
+        place: The place of the store.
+        only_readers: Leave out those without ``may_read_condemned``: there are many of them, and
+            each is read.
 
     Raises:
         StoreError: They cannot be read.
     """
     found = [listed.key for listed in place.list(layout.LEASES)]
     keys = [key for key in found if not key.startswith(f"{layout.LEASES}/{_DISMISSED}")]
+    if only_readers:
+        keys = list(filter(_may_read_condemned, keys))
 
     def read(key: str) -> Lease | None:
         try:
