@@ -52,9 +52,10 @@ def versions(store: Store, snapshots: Sequence[SnapshotSummary], path: bytes) ->
         path: An absolute path.
     """
     judge = _Judge(store)
+    places = _Places(store, path)
     found: list[Version] = []
     for snapshot in reversed(snapshots):
-        version = _version(store, judge, snapshot, path)
+        version = _version(places, judge, snapshot)
         if version is None:
             continue
         before = next((older for older in reversed(found) if older.entry is not None), None)
@@ -64,16 +65,12 @@ def versions(store: Store, snapshots: Sequence[SnapshotSummary], path: bytes) ->
     return found[::-1]
 
 
-def _version(
-    store: Store, judge: "_Judge", snapshot: SnapshotSummary, path: bytes
-) -> Version | None:
+def _version(places: "_Places", judge: "_Judge", snapshot: SnapshotSummary) -> Version | None:
     try:
-        locator = Locator(store, store.manifest(snapshot.id))
-        found = locator.find(path)
-        if found is None:
-            rule = locator.left_out.rule(path)
+        entry = places.entry(snapshot)
+        if entry is None:
+            rule = places.rule()
             return Version(snapshot, None, LEFT_OUT, f"left out by {rule}") if rule else None
-        entry = found.entry
     except (CorruptionError, UnknownFormatError) as error:
         return Version(snapshot, None, DAMAGED, error.message)
     if not judge.is_sound(entry):
@@ -89,6 +86,26 @@ def _is_same(store: Store, old: Entry | None, new: Entry | None) -> bool:
     return has_same_content(store, old, new)
 
 
+class _Places:
+    """Finds one path in many snapshots; of directories that two in a row share, it reads one."""
+
+    def __init__(self, store: Store, path: bytes) -> None:
+        self._store = store
+        self._path = path
+        self._locator: Locator | None = None
+
+    def entry(self, snapshot: SnapshotSummary) -> Entry | None:
+        """Return the entry of the path in a snapshot; None if it does not have the path."""
+        manifest = self._store.manifest(snapshot.id)
+        self._locator = Locator(self._store, manifest, like=self._locator)
+        found = self._locator.find(self._path)
+        return None if found is None else found.entry
+
+    def rule(self) -> str:
+        """Return the rule that leaves the path out of the last snapshot; empty: there is none."""
+        return "" if self._locator is None else self._locator.left_out.rule(self._path)
+
+
 class _Judge:
     """Finds the state of entries; a directory that many snapshots share is walked once."""
 
@@ -96,10 +113,14 @@ class _Judge:
         self._store = store
         self._survey = DamageSurvey(store, known_lost(store))
         self._unmarked: set[bytes] = set()
+        self._last: tuple[Entry, bool] | None = None
 
     def is_sound(self, entry: Entry) -> bool:
         """Return whether no lost chunk is known in an entry and below it."""
-        return self._survey.entry_is_sound(entry)
+        # Most versions of a path have the content of the one before.
+        if self._last is None or self._last[0] != entry:
+            self._last = entry, self._survey.entry_is_sound(entry)
+        return self._last[1]
 
     def mark(self, entry: Entry, snapshot: SnapshotSummary) -> int:
         """Return the worst state of a sound entry and of everything below it."""

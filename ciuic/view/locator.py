@@ -8,14 +8,20 @@ from typing import Final
 
 from ciuic.errors import CorruptionError, PathNotFoundError, UnknownFormatError
 from ciuic.ids import ChunkId
-from ciuic.model import Root, bash_quoted, path_text
+from ciuic.model import Entry, Root, bash_quoted, path_text
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.records.nodes import GetNode
 from ciuic.store.records.tree_nodes import Lookup
 from ciuic.store.store import Store
 from ciuic.view.left_out import LeftOut
 from ciuic.view.listing import children
-from ciuic.view.located import Located, inner_path, read_root_entry, unread_root_error
+from ciuic.view.located import (
+    Located,
+    PartRoot,
+    inner_path,
+    read_root_entry,
+    unread_root_error,
+)
 
 __all__ = ["Locator", "locate"]
 
@@ -37,12 +43,14 @@ def locate(store: Store, manifest: Manifest, path: bytes) -> Located:
 
 
 class _Step:
-    """A path on the way to another one."""
+    """A path on the way to another one; ``like`` is a step that may have read its directory."""
 
-    def __init__(self, located: Located, get: GetNode) -> None:
+    def __init__(self, located: Located, get: GetNode, like: "_Step | None" = None) -> None:
         self.located = located
         self._get = get
         self._lookup: Lookup | None = None
+        if like is not None and _tree(like.located.entry) == _tree(located.entry):
+            self._lookup = like._lookup
 
     def inner(self, name: bytes) -> Located | None:
         """Return the entry of a name; None without one, or if this path is not a directory."""
@@ -78,12 +86,22 @@ class Locator:
 
     It remembers the directories above the last path: if paths are asked for in the order of a walk,
     no node is read twice. A node that cannot be read is tried once, however many paths need it.
+
+    Args:
+        store: An open store.
+        manifest: The snapshot.
+        like: A locator of another snapshot. What it has read of directories that are the same in
+            both is not read again.
     """
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, manifest: Manifest, *, like: "Locator | None" = None) -> None:
         self._store = store
         self._manifest = manifest
         self._way: list[_Step] = []
+        self._top = b""
+        """The tree of the root that ``_way`` begins with."""
+        self._like: list[_Step] = [] if like is None else list(like._way)
+        self._like_top = b"" if like is None else like._top
         # Neither the steps nor the nodes refer to this object: a cycle would keep the directories
         # of a thousand snapshots in memory until the garbage collector runs.
         self._node = _Nodes(store).get
@@ -119,7 +137,7 @@ class Locator:
             return None
         way = self._way
         if not way or way[0].located.path != root.path:
-            way[:] = [_Step(Located(root.path, read_root_entry(self._node, root)), self._node)]
+            way[:] = [self._first_step(root)]
         names = _names(root, path)
         known = 0
         for name, step in zip(names, way[1:], strict=False):
@@ -131,8 +149,17 @@ class Locator:
             inner = way[-1].inner(name)
             if inner is None:
                 return None
-            way.append(_Step(inner, self._node))
+            like = self._like[len(way)] if len(way) < len(self._like) else None
+            way.append(_Step(inner, self._node, like))
         return Located(path, way[-1].located.entry)
+
+    def _first_step(self, root: Root) -> _Step:
+        like = self._like[0] if self._like else None
+        # The entry of a part of a root is in no node of its own.
+        self._top = b"" if isinstance(root, PartRoot) else root.tree
+        if like is not None and self._top and self._top == self._like_top:
+            return _Step(Located(root.path, like.located.entry), self._node, like)
+        return _Step(Located(root.path, read_root_entry(self._node, root)), self._node, like)
 
     def _not_found(self, path: bytes) -> PathNotFoundError:
         """Return the error for a path that the snapshot does not have, with a hint."""
@@ -159,6 +186,10 @@ class Locator:
         nearest = self._way[-1].located
         name = _names(root, path)[len(self._way) - 1]
         return PathNotFoundError(message, hint=_suggestion(self._store, nearest, name))
+
+
+def _tree(entry: Entry) -> tuple[bytes, int, bool]:
+    return entry.content, entry.level, entry.is_directory
 
 
 def _normal(path: bytes) -> bytes:

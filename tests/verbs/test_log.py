@@ -1,7 +1,13 @@
 """``ciuic log``: the versions of a path."""
 
+import os
 from pathlib import Path
 
+import pytest
+
+from ciuic.catalog import list_snapshots
+from ciuic.report.versions import versions
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.damage import flip_content
 
@@ -36,6 +42,31 @@ def test_each_version_of_a_path_has_one_line(box: Box, tmp_path: Path) -> None:
     lines = box.ciuic("log", str(file)).out.splitlines()
     assert len(lines) == 5
     assert [line.split()[0] for line in lines[1:]] == [ids[6], ids[4], ids[3], ids[1]]
+
+
+def test_a_directory_that_snapshots_share_is_read_once(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = box.source / "deep" / "er" / "notes.txt"
+    file.parent.mkdir(parents=True)
+    file.write_text("same")
+    for number in range(4):
+        if number % 2:
+            (box.source / "other").write_text(str(number))
+        box.take()
+    with open_store(str(box.store)) as store:
+        read, node = [], store.reader.node
+
+        def counted(kind: int, node_id: bytes) -> bytes:
+            read.append(node_id)
+            return node(kind, node_id)
+
+        monkeypatch.setattr(store.reader, "node", counted)
+        found = versions(store, list_snapshots(store), os.fsencode(file))
+
+    assert [one.state for one in found] == ["whole"] * 4
+    assert all(one.entry == found[0].entry for one in found)
+    assert len(read) == len(set(read)) > 5
 
 
 def test_metadata_alone_makes_no_version_of_a_file(box: Box) -> None:
