@@ -29,11 +29,13 @@ class ConfigurationChange(NamedTuple):
         lines: The lines of a unified diff, without line ends; at most 400.
         what: Why there are none: a version cannot be read, or is no text, or the lines are the
             same.
+        is_new: Only the second snapshot has the file.
     """
 
     path: bytes
     lines: list[str]
     what: str = ""
+    is_new: bool = False
 
 
 def compare_configuration(
@@ -77,15 +79,16 @@ def is_configuration(change: Change) -> bool:
 
 
 def _compared(store: Store, change: Change, names: tuple[str, str]) -> ConfigurationChange:
+    is_new = change.sign == "+"
     try:
         old, new = _lines(store, change.before), _lines(store, change.after)
     except (CorruptionError, UnknownFormatError) as error:
-        return ConfigurationChange(change.path, [], error.message)
+        return ConfigurationChange(change.path, [], error.message, is_new)
     except UnicodeDecodeError:
-        return ConfigurationChange(change.path, [], "it is not text in UTF-8")
+        return ConfigurationChange(change.path, [], "it is not text in UTF-8", is_new)
     lines = [line.rstrip("\n") for line in difflib.unified_diff(old, new, *names, n=2)]
     what = "" if lines else "only the end of the last line, or an empty file, differs"
-    return ConfigurationChange(change.path, lines[:_LINES_MAX], what)
+    return ConfigurationChange(change.path, lines[:_LINES_MAX], what, is_new)
 
 
 def _lines(store: Store, entry: Entry | None) -> list[str]:

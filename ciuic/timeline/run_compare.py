@@ -11,7 +11,7 @@ from ciuic.model import SnapshotSummary, path_text
 from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.timeline.compare import Compared, Comparison, compare_contents
+from ciuic.timeline.compare import Against, Compared, Comparison, compare_contents
 from ciuic.timeline.courses import Course, Courses, at_steps, steps_of
 from ciuic.timeline.logs import main_field
 from ciuic.timeline.placing import Offsets
@@ -115,7 +115,7 @@ def compare_runs(
     """Compare runs with the first of them.
 
     If each run has one directory, their files are compared by their place in it. The paths of
-    changes are then those of the first run.
+    changes are then those of the first run, or of the only run that has the file.
 
     Args:
         store: An open store.
@@ -160,6 +160,8 @@ def compare_runs(
                 compare_contents, store, manifests[0], manifest, tensors=tensors, done=done
             )
             against = known.courses.against(key, compare)
+            if _are_side_by_side(runs):
+                against = _by_own_paths(against, runs[0].places[0], one.run.places[0])
         step, epoch, metrics = known.at(one, summary)
         compared.append(Compared(summary, step, epoch, metrics, against))
     return RunComparison(found, Comparison(compared), _fields(found))
@@ -235,13 +237,31 @@ def _side_by_side(
 ) -> list[Manifest]:
     """Return the manifests, each with the one directory of its run as if it was the first run's."""
     manifests = [store.manifest(one.id) for one in chosen]
-    if any(len(run.places) != 1 for run in runs):
+    if not _are_side_by_side(runs):
         return manifests
     first = runs[0].places[0]
     return [
         part_of(store, manifest, run.places[0], first)
         for run, manifest in zip(runs, manifests, strict=True)
     ]
+
+
+def _are_side_by_side(runs: Sequence[Run]) -> bool:
+    return all(len(run.places) == 1 for run in runs)
+
+
+def _by_own_paths(against: Against, first: bytes, own: bytes) -> Against:
+    """Name the files that the first run lacks by their paths in the run that has them.
+
+    The run was compared as if its directory was that of the first one: there they do not exist.
+    """
+    configuration = [
+        change._replace(path=os.path.join(own, os.path.relpath(change.path, first)))
+        if change.is_new
+        else change
+        for change in against.configuration
+    ]
+    return against._replace(configuration=configuration)
 
 
 def _fields(runs: Sequence[ComparedRun]) -> list[str]:

@@ -159,6 +159,23 @@ def test_a_run_by_a_tag_has_the_snapshots_with_the_tag(trained: tuple[Box, list[
     assert [one["last_step"] for one in found["runs"]] == [39, 59]
 
 
+def test_a_file_that_the_first_run_lacks_has_its_own_path(trained: tuple[Box, list[str]]) -> None:
+    box, ids = trained
+    assert box.ciuic("tag", ids[-1], "--add", "whole").code == 0
+    (box.source / "run-a" / "old.yaml").write_text("a: 1\n")
+    box.take()
+
+    run = box.source / "run-a"
+    found = box.ciuic("compare", "--runs", run, "whole", "--quick", "--json").document
+
+    assert [file["path"] for file in found["snapshots"][1]["configuration"]] == [
+        f"{run}/config.yaml",
+        f"{run}/old.yaml",
+        f"{run}/config.yaml",
+        f"{box.source}/run-b/config.yaml",
+    ]
+
+
 def test_unknown_names_are_refused_with_the_existing_names(
     trained: tuple[Box, list[str]], saved: Path
 ) -> None:
