@@ -135,7 +135,9 @@ def compare(
     """
     wanted = [(path, fields_of(path)) for path in paths]
     known = Offsets() if offsets is None else offsets
-    logs = read_logs(store, snapshots, wanted, offsets=known, read=lambda _size, _path: None)
+    logs = read_logs(
+        store, snapshots, wanted, offsets=known, curves=False, read=lambda _size, _path: None
+    )
     manifests = [store.manifest(snapshot.id) for snapshot in snapshots]
     found: list[Compared] = []
     for summary, manifest in zip(snapshots, manifests, strict=True):

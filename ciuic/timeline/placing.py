@@ -130,6 +130,7 @@ def read_logs(
     logs: Sequence[tuple[bytes, Sequence[str]]],
     *,
     offsets: Offsets,
+    curves: bool = True,
     read: Callable[[int, bytes], None],
 ) -> PlacedLogs:
     """Read logs, and find what they had said when snapshots were taken.
@@ -139,6 +140,7 @@ def read_logs(
         snapshots: The snapshots.
         logs: The paths, each with the fields to read.
         offsets: What is known from earlier calls.
+        curves: See ``read_log``.
         read: Called with the bytes that were read so far of a log.
 
     Raises:
@@ -151,7 +153,9 @@ def read_logs(
     def placed(path: bytes, fields: Sequence[str]) -> PlacedLog:
         lengths, ends = _in_snapshots(store, unplaced, path, fields, offsets)
         moments = Moments(times_ns, set(lengths.values()), steps)
-        log = read_log(path, fields, moments, read=lambda size_bytes: read(size_bytes, path))
+        log = read_log(
+            path, fields, moments, curves=curves, read=lambda size_bytes: read(size_bytes, path)
+        )
         return PlacedLog(log, lengths, ends)
 
     return PlacedLogs([placed(*one) for one in logs])
