@@ -5,7 +5,6 @@ Every call that changes the copy is a moment. Each run of the tests tries some, 
 
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -17,13 +16,13 @@ from ciuic.copy.copy import CopyRequest, copy_snapshots
 from ciuic.copy.report import CopyReport
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock
-from tests.crash.test_prune_kill import CALLS, Call, need_strace, sampled
+from tests.crash.test_prune_kill import CALLS, sampled
 from tests.kit.box import Box
 from tests.kit.program import CIUIC, Outcome, ciuic, environment
+from tests.kit.strace import Call, calls_in, need_strace, strace
 from tests.kit.trees import Photo, differences, photograph
 
 MIB = 1024 * 1024
-_LINE = re.compile(r"^(\d+) +(\w+)\(")
 
 pytestmark = pytest.mark.slow
 
@@ -90,21 +89,10 @@ def calls_of_a_copy(made: Made, directory: Path) -> list[Call]:
     """Return all calls of a clean copy that change the copy's files or sync them."""
     trace, place = directory / "trace", directory / "clean"
     shutil.copytree(made.empty, place)
-    options = ("-f", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join((*CALLS, 'linkat'))}")
-    outcome = copy_there(made, place, "strace", *options)
+    outcome = copy_there(made, place, *strace(",".join((*CALLS, "linkat")), "-y", to=trace))
     assert outcome.code == 0, outcome.err
     assert len(outcome.document["copied"]) == 3
-    counts: dict[tuple[str, str], int] = {}
-    found: dict[Call, None] = {}
-    for line in trace.read_text(errors="replace").splitlines():
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        key = (match[1], match[2])
-        counts[key] = counts.get(key, 0) + 1
-        if str(place) in line:
-            found[Call(match[2], counts[key])] = None
-    return sorted(found)
+    return sorted({call for _, call, line in calls_in(trace) if str(place) in line})
 
 
 @pytest.mark.parametrize("kind", ["is the last one", "fails"])
@@ -117,9 +105,8 @@ def test_the_copy_survives_when_any_one_call_on_it(made: Made, tmp_path: Path, k
         shutil.copytree(made.empty, place)
         fault = ("error=EIO", "error=ENOSPC")[number % 2] if kind == "fails" else "signal=SIGKILL"
         where = f"{fault} at {call.name} {call.number}"
-        inject = f"inject={call.name}:{fault}:when={call.number}"
-        options = ("-f", "-qq", "-o", os.devnull, "-e", f"trace={call.name}", "-e", inject)
-        outcome = copy_there(made, place, "strace", *options)
+        inject = f"{fault}:when={call.number}"
+        outcome = copy_there(made, place, *strace(call.name, inject=inject))
         if kind == "fails":
             assert outcome.code in {0, 1}, (where, outcome)
         if outcome.code == 1 and outcome.out:  # the output may be what could not be written

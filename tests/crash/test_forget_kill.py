@@ -6,7 +6,6 @@ fail. Each run tries some calls, CIUIC_LONG=1 all.
 
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -20,12 +19,12 @@ from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.chance import drawn_seed
 from tests.kit.program import CIUIC, ciuic, environment
+from tests.kit.strace import Call, calls_in, need_strace, strace
 
 CALLS = ("fsync", "renameat", "linkat", "unlinkat", "write", "mkdirat")
 LONG = bool(os.environ.get("CIUIC_LONG"))
 POSITIONS = 10_000 if LONG else 1
 KILLS = 100 if LONG else 6
-_LINE = re.compile(r"^(?:\d+ +)?(\w+)\(")
 
 pytestmark = pytest.mark.slow
 
@@ -48,17 +47,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     with open_store(str(box.store), write=True) as store:
         store.trash.forget([names[0]], 1)
     return Made(box, names[1:], names[:1])
-
-
-def copied(box: Box, directory: Path) -> Box:
-    directory.mkdir()
-    other = Box.__new__(Box)
-    other.__dict__.update(box.__dict__)
-    other.directory, other.store = directory, directory / "store"
-    other.config = directory / "ciuic.conf"
-    shutil.copytree(box.store, other.store)
-    other.configure()
-    return other
 
 
 def commands(made: Made) -> dict[str, list[str]]:
@@ -102,35 +90,17 @@ def assert_goes_on(made: Made, box: Box, what: str, where: object) -> None:
         assert os.listdir(box.store / "tmp") == [], where
 
 
-def need_strace() -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed")
-    probe = subprocess.run(
-        ["strace", "-f", "-o", os.devnull, "true"], capture_output=True, check=False
-    )
-    if probe.returncode != 0:
-        pytest.skip("this machine does not let strace trace")
-
-
-def store_calls(made: Made, directory: Path, what: str) -> list[tuple[str, int]]:
-    """Return the calls that change the store: name, and number among calls of that name."""
-    box = copied(made.box, directory / "traced")
+def store_calls(made: Made, directory: Path, what: str) -> list[Call]:
+    """Return the calls that change the store."""
+    box = made.box.copied(directory / "traced")
     trace = directory / "trace"
-    options = ("-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}")
-    done = ciuic("--config", box.config, *commands(made)[what], wrapper=("strace", *options))
+    wrapper = strace(",".join(CALLS), "-y", to=trace)
+    done = ciuic("--config", box.config, *commands(made)[what], wrapper=wrapper)
     assert done.code == 0, done.err
-    counts: dict[str, int] = {}
-    found = []
-    for line in trace.read_text(errors="replace").splitlines():
-        match = _LINE.match(line)
-        if match is not None:
-            counts[match[1]] = counts.get(match[1], 0) + 1
-            if str(box.store) in line:
-                found.append((match[1], counts[match[1]]))
-    return found
+    return sorted({call for _, call, line in calls_in(trace) if str(box.store) in line})
 
 
-def sampled(calls: list[tuple[str, int]], rng: random.Random) -> list[tuple[str, int]]:
+def sampled(calls: list[Call], rng: random.Random) -> list[Call]:
     chosen = []
     for name in sorted({name for name, _ in calls}):
         own = [one for one in calls if one[0] == name]
@@ -151,11 +121,10 @@ def test_each_snapshot_is_listed_or_in_the_trash_when_any_one_call(
     print(f"{len(chosen)} of {len(calls)} calls")
     hits = 0
     for turn, (name, number) in enumerate(chosen):
-        box = copied(made.box, tmp_path / "run")
+        box = made.box.copied(tmp_path / "run")
         fault = ("error=EIO", "error=ENOSPC")[turn % 2] if kind == "fails" else "signal=SIGKILL"
         where = f"{fault} at {name} {number}"
-        options = ("-e", f"trace={name}", "-e", f"inject={name}:{fault}:when={number}")
-        wrapper = ("strace", "-qq", "-o", os.devnull, *options)
+        wrapper = strace(name, inject=f"{fault}:when={number}")
         done = ciuic("--config", box.config, *commands(made)[what], wrapper=wrapper)
         hits += done.code != 0
         if kind == "fails":
@@ -171,13 +140,13 @@ def test_each_snapshot_is_listed_or_in_the_trash_when_any_one_call(
 def test_a_forget_that_is_killed_at_any_moment_can_be_run_again(made: Made, tmp_path: Path) -> None:
     seed = drawn_seed()
     rng = random.Random(seed)
-    first = copied(made.box, tmp_path / "first")
+    first = made.box.copied(tmp_path / "first")
     start = time.monotonic()
     assert first.ciuic(*commands(made)["forget"]).code == 0
     usual_s = time.monotonic() - start
     died = 0
     for turn in range(KILLS):
-        box = copied(made.box, tmp_path / "run")
+        box = made.box.copied(tmp_path / "run")
         process = subprocess.Popen(
             [*CIUIC, "--config", box.config, *commands(made)["forget"]],
             env=environment(),

@@ -5,13 +5,11 @@ CIUIC_LONG=1 kills more often, and has every file of a store fail to open with e
 
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -21,13 +19,13 @@ from tests.kit.box import Box
 from tests.kit.chance import drawn_seed
 from tests.kit.clock import ManualClock
 from tests.kit.program import CIUIC, Outcome, ciuic, environment
+from tests.kit.strace import Call, calls_in, need_strace, strace
 from tests.kit.trees import Photo, differences, photograph
 
 MIB = 1024 * 1024
 LONG = bool(os.environ.get("CIUIC_LONG"))
 KILLS = 50 if LONG else 12
 Known = dict[str, dict[bytes, Photo]]
-_LINE = re.compile(r"^(\d+) +(\w+)\(")
 
 pytestmark = pytest.mark.slow
 
@@ -122,37 +120,9 @@ def test_an_init_that_is_killed_can_be_run_again(tmp_path: Path) -> None:
 # Single calls that fail
 
 
-class Call(NamedTuple):
-    """A system call: its name, and its number among calls of that name in its thread."""
-
-    name: str
-    number: int
-
-
-def need_strace() -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed")
-    probe = subprocess.run(
-        ["strace", "-f", "-o", os.devnull, "true"], capture_output=True, check=False
-    )
-    if probe.returncode != 0:
-        pytest.skip("this machine does not let strace trace")
-
-
 def injected(call: str, what: str, *arguments: str | Path) -> Outcome:
     """Run ciuic with a fault at the given call."""
-    wrapper = (
-        "strace",
-        "-f",
-        "-qq",
-        "-o",
-        os.devnull,
-        "-e",
-        f"trace={call}",
-        "-e",
-        f"inject={call}:{what}",
-    )
-    return ciuic(*arguments, wrapper=wrapper)
+    return ciuic(*arguments, wrapper=strace(call, inject=what))
 
 
 @pytest.fixture(scope="module")
@@ -176,22 +146,12 @@ def calls_of_a_run(box: Box, directory: Path) -> list[Call]:
     """Return all calls that change the store's files or sync them."""
     need_strace()
     trace = directory / "trace"
-    copy = copy_of(box, directory / "counted")
-    options = ("-f", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}")
-    outcome = ciuic("--config", copy.config, "snapshot", wrapper=("strace", *options))
+    copy = box.copied(directory / "counted")
+    wrapper = strace(",".join(CALLS), "-y", to=trace)
+    outcome = ciuic("--config", copy.config, "snapshot", wrapper=wrapper)
     assert outcome.code == 0, outcome.err
     shutil.rmtree(copy.directory)
-    counts: dict[tuple[str, str], int] = {}
-    found = set()
-    for line in trace.read_text(errors="replace").splitlines():
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        key = (match[1], match[2])
-        counts[key] = counts.get(key, 0) + 1
-        if str(copy.store) in line:
-            found.add(Call(match[2], counts[key]))
-    return sorted(found)
+    return sorted({call for _, call, line in calls_in(trace) if str(copy.store) in line})
 
 
 def sampled(calls: list[Call], count: int) -> list[Call]:
@@ -210,7 +170,7 @@ def test_the_store_survives_when_any_one_call_on_it(
     prepared: Box, tmp_path: Path, changed: bool, kind: str
 ) -> None:
     """With a changed source, packs are written; otherwise the link is the commit."""
-    box = copy_of(prepared, tmp_path / "base")
+    box = prepared.copied(tmp_path / "base")
     if not changed:
         box.take()
     before = {one.id for one in box.snapshots()}
@@ -221,7 +181,7 @@ def test_the_store_survives_when_any_one_call_on_it(
     print(f"{len(chosen)} of {len(calls)} positions: {chosen}")
     hits = 0
     for number, call in enumerate(chosen):
-        run = copy_of(box, tmp_path / "run")
+        run = box.copied(tmp_path / "run")
         fault = ("error=EIO", "error=ENOSPC")[number % 2] if kind == "fails" else "signal=SIGKILL"
         where = f"{fault} at {call.name} {call.number}"
         command = ("--config", run.config, "snapshot", "--json")
@@ -258,18 +218,6 @@ def test_the_store_survives_when_any_one_call_on_it(
     assert hits >= len(chosen) // 3, "the calls come in another order each time"
 
 
-def copy_of(box: Box, directory: Path) -> Box:
-    """Copy store and source to another place; only the store is written to."""
-    directory.mkdir()
-    other = Box.__new__(Box)
-    other.__dict__.update(box.__dict__)
-    other.directory, other.store = directory, directory / "store"
-    other.config = directory / "ciuic.conf"
-    shutil.copytree(box.store, other.store)
-    other.configure()
-    return other
-
-
 @pytest.mark.parametrize("first", [0, 1, 2] if LONG else [0])
 def test_an_unreadable_store_is_reported_in_one_sentence(
     prepared: Box, tmp_path: Path, first: int
@@ -277,14 +225,9 @@ def test_an_unreadable_store_is_reported_in_one_sentence(
     """Opening any single file of the store fails: no command prints a traceback or OK."""
     need_strace()
     trace = tmp_path / "trace"
-    box = copy_of(prepared, tmp_path / "run")
+    box = prepared.copied(tmp_path / "run")
     verify = ("--config", box.config, "verify", "--all", "--checksum", "--json")
-    assert (
-        ciuic(
-            *verify, wrapper=("strace", "-f", "-qq", "-y", "-o", str(trace), "-e", "trace=openat")
-        ).code
-        == 0
-    )
+    assert ciuic(*verify, wrapper=strace("openat", "-y", to=trace)).code == 0
     lines = [one for one in trace.read_text(errors="replace").splitlines() if " openat(" in one]
     opens = [number for number, line in enumerate(lines, 1) if str(box.store) in line]
     assert len(opens) >= 6

@@ -5,7 +5,6 @@ Every call that changes the store is a moment. Each run of the tests tries some,
 
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from ciuic.system.clock import SystemClock
 from tests.kit.box import Box
 from tests.kit.chance import drawn_seed
 from tests.kit.program import CIUIC, Outcome, ciuic, environment
+from tests.kit.strace import Call, calls_in, need_strace, strace
 from tests.kit.trees import Photo, differences, photograph
 
 MIB = 1024 * 1024
@@ -33,7 +33,6 @@ LONG = bool(os.environ.get("CIUIC_LONG"))
 POSITIONS = 10_000 if LONG else 2
 KILLS = 100 if LONG else 8
 PRUNE = ("prune", "--trash", "0", "--json")
-_LINE = re.compile(r"^(\d+) +(\w+)\(")
 
 pytestmark = pytest.mark.slow
 
@@ -43,13 +42,6 @@ class Made(NamedTuple):
 
     box: Box
     known: dict[str, dict[bytes, Photo]]
-
-
-class Call(NamedTuple):
-    """A system call: its name, and its number among calls of that name in its thread."""
-
-    name: str
-    number: int
 
 
 @pytest.fixture(scope="module")
@@ -85,56 +77,23 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.fixture
 def copy(made: Made, tmp_path: Path) -> Iterator[Box]:
     """Copy the store to a place where it may be damaged."""
-    yield copied(made.box, tmp_path / "copy")
-
-
-def copied(box: Box, directory: Path) -> Box:
-    directory.mkdir()
-    other = Box.__new__(Box)
-    other.__dict__.update(box.__dict__)
-    other.directory, other.store = directory, directory / "store"
-    other.config = directory / "ciuic.conf"
-    shutil.copytree(box.store, other.store)
-    other.configure()
-    return other
-
-
-def need_strace() -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed")
-    probe = subprocess.run(
-        ["strace", "-f", "-o", os.devnull, "true"], capture_output=True, check=False
-    )
-    if probe.returncode != 0:
-        pytest.skip("this machine does not let strace trace")
+    yield made.box.copied(tmp_path / "copy")
 
 
 def injected(box: Box, call: Call, what: str) -> Outcome:
     """Prune with a fault at the given call, in every thread that makes it."""
-    options = ("-e", f"trace={call.name}", "-e", f"inject={call.name}:{what}:when={call.number}")
-    wrapper = ("strace", "-f", "-qq", "-o", os.devnull, *options)
+    wrapper = strace(call.name, inject=f"{what}:when={call.number}")
     return ciuic("--config", box.config, *PRUNE, wrapper=wrapper)
 
 
 def calls_of_a_prune(box: Box, directory: Path) -> list[Call]:
     """Return all calls that change the store's files or sync them."""
     trace = directory / "trace"
-    options = ("-f", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}")
-    outcome = ciuic("--config", box.config, *PRUNE, wrapper=("strace", *options))
+    outcome = ciuic("--config", box.config, *PRUNE, wrapper=strace(",".join(CALLS), "-y", to=trace))
     assert outcome.code == 0, outcome.err
     assert outcome.document["removed"]["packs"] >= 1
     assert outcome.document["rewritten"]["packs"] >= 2
-    counts: dict[tuple[str, str], int] = {}
-    found: dict[Call, None] = {}
-    for line in trace.read_text(errors="replace").splitlines():
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        key = (match[1], match[2])
-        counts[key] = counts.get(key, 0) + 1
-        if str(box.store) in line:
-            found[Call(match[2], counts[key])] = None
-    return sorted(found)
+    return sorted({call for _, call, line in calls_in(trace) if str(box.store) in line})
 
 
 def sampled(calls: list[Call]) -> list[Call]:
@@ -210,7 +169,7 @@ def test_every_snapshot_survives_when_any_one_call_of_a_prune(
     print(f"{len(chosen)} of {len(calls)} positions")
     hits = 0
     for number, call in enumerate(chosen):
-        run = copied(made.box, tmp_path / "run")
+        run = made.box.copied(tmp_path / "run")
         fault = ("error=EIO", "error=ENOSPC")[number % 2] if kind == "fails" else "signal=SIGKILL"
         where = f"{fault} at {call.name} {call.number}"
         outcome = injected(run, call, fault)
@@ -237,7 +196,7 @@ def test_a_prune_that_is_stopped_at_any_moment_can_be_run_again(
     whole_bytes = pack_bytes(copy)
     died = 0
     for number in range(KILLS):
-        run = copied(made.box, tmp_path / "run")
+        run = made.box.copied(tmp_path / "run")
         how = (signal.SIGKILL, signal.SIGTERM)[number % 2]
         process = subprocess.Popen(
             [*CIUIC, "--config", run.config, *PRUNE],

@@ -26,6 +26,7 @@ from ciuic.verify.verify import verify_all
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import REPOSITORY, wait_until
 from tests.kit.program import ciuic
+from tests.kit.strace import strace
 
 DAY_NS = 86_400 * 10**9
 
@@ -79,11 +80,9 @@ def test_a_leftover_that_cannot_be_removed_is_logged_and_stops_no_snapshot(machi
     assert machine.once().returncode == 0
     left = machine.store / "tmp" / "pack-0123456789abcdef"
     left.write_bytes(b"unfinished")
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", left.name, "-e", "trace=unlinkat")
-    inject = ("-e", "inject=unlinkat:error=EIO")
     command = (sys.executable, "-m", "ciuicd", "--config", machine.config, "--once")
     done = subprocess.run(
-        ["strace", *options, *inject, *command],
+        [*strace("unlinkat", "-P", left.name, inject="error=EIO"), *command],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

@@ -1,6 +1,8 @@
 """A source, a real store and a configuration in one directory, with all commands on them."""
 
+import copy
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +80,16 @@ class Box:
             f"exclude_patterns = {exclude}\nbase_interval = 0\nparity = {self.parity:%}\n"
             "io_priority = none\n"
         )
+
+    def copied(self, directory: Path) -> "Box":
+        """Return a box with the same source, and a copy of the store in a new directory."""
+        directory.mkdir()
+        other = copy.copy(self)
+        other.directory, other.store = directory, directory / "store"
+        other.config = directory / "ciuic.conf"
+        shutil.copytree(self.store, other.store)
+        other.configure()
+        return other
 
     def take(
         self,

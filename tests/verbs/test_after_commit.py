@@ -27,6 +27,7 @@ from tests.kit.box import Box
 from tests.kit.damage import packs
 from tests.kit.filesystems import disk
 from tests.kit.program import ciuic
+from tests.kit.strace import strace
 
 
 @pytest.fixture
@@ -126,8 +127,8 @@ def test_a_small_snapshot_makes_only_the_syncs_that_its_promises_need(
         pytest.skip("strace is not installed")
     filled.configure()
     trace = tmp_path / "trace"
-    options = ("-f", "-qq", "-y", "-e", "trace=fsync,fdatasync", "-o", str(trace))
-    done = ciuic("--config", filled.config, "snapshot", wrapper=("strace", *options))
+    wrapper = strace("fsync,fdatasync", "-y", to=trace)
+    done = ciuic("--config", filled.config, "snapshot", wrapper=wrapper)
     assert done.code == 0, done.err
 
     synced = re.findall(r"\bf(?:data)?sync\(\d+<([^>]*)>", trace.read_text())

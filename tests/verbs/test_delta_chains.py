@@ -43,6 +43,7 @@ from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
 from tests.kit.older import Older
 from tests.kit.program import ciuic
+from tests.kit.strace import strace
 from tests.kit.tensors import hdf5, safetensors, torch_zip
 
 KIB = 1024
@@ -606,8 +607,7 @@ def test_an_error_of_the_store_while_a_delta_chain_is_read_is_not_damage(box: Bo
     again = pack_of(box.store, saves[1])
     name_first_place(box, first_place(box, saves[1]), saves[1])
     assert box.ciuic("scrub").code == 4
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", again.name, "-e", "trace=openat")
-    wrapper = ("strace", *options, "-e", "inject=openat:error=EACCES:when=2")
+    wrapper = strace("openat", "-P", again.name, inject="error=EACCES:when=2")
     outcome = ciuic("--config", box.config, "verify", "--all", wrapper=wrapper)
     assert (outcome.code, again.name in outcome.err) == (1, True), outcome
 

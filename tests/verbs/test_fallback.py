@@ -23,6 +23,7 @@ from ciuic.view.locator import Locator
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of
 from tests.kit.program import Outcome, ciuic
+from tests.kit.strace import strace
 
 FILES = 2000
 MIB = 1024 * 1024
@@ -142,9 +143,8 @@ def denied(box: Box, path: Path, *arguments: str | Path) -> Outcome:
     """Run a command that is not allowed to open one of the files of the store."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
-    trace = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", path.name, "-e", "trace=openat")
-    inject = "inject=openat:error=EACCES"
-    return ciuic("--config", box.config, *arguments, wrapper=(*trace, "-e", inject))
+    wrapper = strace("openat", "-P", path.name, inject="error=EACCES")
+    return ciuic("--config", box.config, *arguments, wrapper=wrapper)
 
 
 @pytest.mark.parametrize("what", ["pack", "manifest"])

@@ -19,6 +19,7 @@ from ciuic.system.clock import SystemClock
 from tests.kit.box import Box
 from tests.kit.daemon import wait_until
 from tests.kit.program import CIUIC, Outcome, environment
+from tests.kit.strace import strace
 
 
 def with_hooks(box: Box, **values: str) -> None:
@@ -262,9 +263,8 @@ def test_without_hooks_no_shell_is_started(box: Box) -> None:
     assert Hooks() == Hooks("", "")
     outcome = box.ciuic("snapshot")
     assert outcome.code == 0
-    strace = ("strace", "-f", "-e", "trace=execve", "-o", "/dev/stdout")
     trace = subprocess.run(
-        [*strace, *CIUIC, "--config", box.config, "snapshot"],
+        [*strace("execve", to="/dev/stdout"), *CIUIC, "--config", box.config, "snapshot"],
         env=environment(),
         capture_output=True,
         check=True,

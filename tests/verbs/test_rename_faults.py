@@ -8,6 +8,7 @@ import pytest
 
 from tests.kit.box import Box
 from tests.kit.program import Outcome, ciuic
+from tests.kit.strace import strace
 from tests.kit.trees import differences, photograph, walk
 
 FILES = 20
@@ -27,8 +28,7 @@ def restored_but_for_one(
     filled: Box, out: Path, error: str, wrapped_in: tuple[str, ...] = ()
 ) -> Outcome:
     """The result of a restore whose third rename fails."""
-    options = ("-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat")
-    wrapper = (*wrapped_in, "strace", *options, "-e", f"inject=renameat:error={error}:when=3")
+    wrapper = (*wrapped_in, *strace("renameat", inject=f"error={error}:when=3"))
     what = ("restore", "-s", "latest", "-p", filled.source, "-d", out, "--json")
     return ciuic("--config", filled.config, *what, wrapper=wrapper)
 

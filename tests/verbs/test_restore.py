@@ -37,6 +37,7 @@ from tests.kit.box import Box, settle
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs
 from tests.kit.filesystems import disk, tmpfs
 from tests.kit.program import CIUIC, Outcome, as_nobody, ciuic, environment
+from tests.kit.strace import strace
 from tests.kit.trees import differences, photograph, status_tree, walk
 
 MIB = 1024 * 1024
@@ -1485,9 +1486,8 @@ def failing(box: Box, pack: Path, when: str, *arguments: str | Path) -> Outcome:
     """Run a command whose reads of a pack fail: strace injects the errors."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
-    trace = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", str(pack), "-e", "trace=pread64")
-    inject = f"inject=pread64:error=EIO:when={when}"
-    return ciuic("--config", box.config, *arguments, wrapper=(*trace, "-e", inject))
+    wrapper = strace("pread64", "-P", str(pack), inject=f"error=EIO:when={when}")
+    return ciuic("--config", box.config, *arguments, wrapper=wrapper)
 
 
 @pytest.mark.parametrize("when", ["1+", "3+", "2+3"])

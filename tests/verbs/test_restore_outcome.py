@@ -9,6 +9,7 @@ import pytest
 from tests.kit.box import Box
 from tests.kit.damage import flip_content
 from tests.kit.program import Outcome, ciuic
+from tests.kit.strace import strace
 
 
 def blocked(path: Path) -> Path:
@@ -86,13 +87,10 @@ def test_a_path_that_could_not_be_made_is_not_counted(
     # The target itself is made by mkdir(2), or by mkdirat(2) where the processor has no other.
     number = 2 if call == "mkdirat" and os.uname().machine != "x86_64" else 1
     calls = call if call == "mkdirat" else f"{call},{call.removesuffix('at')}"
-    inject = f"inject={calls}:error=EACCES:when={number}"
-    options = ("-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}")
+    wrapper = strace(calls, inject=f"error=EACCES:when={number}")
     what = ("-s", "latest", "-p", box.source, "-d", tmp_path / "out", "--no-hot", "--json")
     (tmp_path / "out").mkdir()
-    done = ciuic(
-        "--config", box.config, "restore", *what, wrapper=("strace", *options, "-e", inject)
-    )
+    done = ciuic("--config", box.config, "restore", *what, wrapper=wrapper)
     assert done.code == 1, done.err
     assert [one["path"] for one in done.document["failed"]] == [str(box.source / path)]
     placed = [one for one in (tmp_path / "out").rglob("*") if not one.is_dir() or one.is_symlink()]
@@ -131,12 +129,9 @@ def test_only_what_was_deleted_is_counted_as_deleted(box: Box, tmp_path: Path) -
     (box.source / "extra").mkdir()
     for number in range(3):
         (box.source / "extra" / f"{number}").write_bytes(b"extra")
-    options = ("-f", "-qq", "-o", "/dev/null", "-e", "trace=unlinkat,unlink")
-    inject = "inject=unlinkat,unlink:error=EACCES:when=3"
+    wrapper = strace("unlinkat,unlink", inject="error=EACCES:when=3")
     what = ("-s", "latest", "-p", box.source, "--overwrite", "--delete", "--no-hot", "--json")
-    done = ciuic(
-        "--config", box.config, "restore", *what, wrapper=("strace", *options, "-e", inject)
-    )
+    done = ciuic("--config", box.config, "restore", *what, wrapper=wrapper)
     assert done.code == 1, done.err
     assert done.document["deleted_files"] == 2
     assert len(list((box.source / "extra").iterdir())) == 1

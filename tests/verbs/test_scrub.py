@@ -19,6 +19,7 @@ from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
 from tests.kit.installed import run_here
 from tests.kit.program import ciuic
+from tests.kit.strace import strace
 
 MIB = 1024 * 1024
 HOUR_NS = 3600 * 10**9
@@ -461,9 +462,7 @@ def test_a_bad_read_is_read_again_before_it_is_called_damage(
     two: Box, how: str, when: str, code: int
 ) -> None:
     pack = pack_of(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
-    calls = "preadv,preadv2"
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", str(pack), "-e", f"trace={calls}")
-    wrapper = ("strace", *options, "-e", f"inject={calls}:{how}:when={when}")
+    wrapper = strace("preadv,preadv2", "-P", str(pack), inject=f"{how}:when={when}")
     outcome = ciuic("--config", two.config, "scrub", "--json", wrapper=wrapper)
     assert outcome.code == code, outcome.out
     damaged = [one["pack"] for one in outcome.document["damaged"]]

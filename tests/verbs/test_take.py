@@ -32,6 +32,7 @@ from tests.kit.clock import ManualClock
 from tests.kit.damage import pack_of, packs
 from tests.kit.filesystems import disk, tmpfs
 from tests.kit.program import CIUIC, Outcome, as_nobody, ciuic, environment
+from tests.kit.strace import strace
 from tests.kit.trees import differences, photograph
 
 MIB = 1024 * 1024
@@ -439,7 +440,7 @@ def test_unchanged_files_are_not_even_opened(three: Box, tmp_path: Path) -> None
         three.config,
         "snapshot",
         "--json",
-        wrapper=("strace", "-f", "-q", "-e", "trace=openat", "-o", str(trace)),
+        wrapper=strace("openat", to=trace),
     )
     assert outcome.code == 0, outcome.err
     assert outcome.document["read_bytes"] == 0
@@ -970,13 +971,12 @@ def test_a_name_without_a_status_is_marked_and_survives_a_restore_that_deletes(
     (box.source / "link").symlink_to("nowhere")
     before = photograph(box.source)
     # The calls have names that are relative to an open directory.
-    trace = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", name, "-e", f"trace={call}")
     outcome = ciuic(
         "--config",
         box.config,
         "snapshot",
         "--json",
-        wrapper=(*trace, "-e", f"inject={call}:error={error}"),
+        wrapper=strace(call, "-P", name, inject=f"error={error}"),
     )
     assert outcome.code == 3, outcome.err
     path = box.source / name
@@ -996,13 +996,12 @@ def test_a_directory_that_vanishes_is_named_and_has_no_entry(box: Box, tmp_path:
         pytest.skip("strace is not installed")
     write(box.source / "gone" / "inside", b"x")
     write(box.source / "other", b"other")
-    trace = ("strace", "-f", "-qq", "-o", "/dev/null", "-P", "gone", "-e", "trace=openat")
     outcome = ciuic(
         "--config",
         box.config,
         "snapshot",
         "--json",
-        wrapper=(*trace, "-e", "inject=openat:error=ENOENT"),
+        wrapper=strace("openat", "-P", "gone", inject="error=ENOENT"),
     )
     assert outcome.code == 3, outcome.err
     (trouble,) = outcome.document["trouble"]

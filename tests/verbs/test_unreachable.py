@@ -22,6 +22,7 @@ from tests.kit.box import Box
 from tests.kit.damage import pack_of
 from tests.kit.filesystems import Disk, disk
 from tests.kit.program import ciuic
+from tests.kit.strace import strace
 from tests.kit.trees import Photo, differences, photograph
 
 MIB = 1024 * 1024
@@ -232,8 +233,7 @@ def test_an_unreachable_leftover_of_a_killed_writer_is_named_and_stops_no_comman
 def test_only_an_error_of_the_disk_lets_a_left_over_stay(box: Box, error: str, code: int) -> None:
     left = box.store / "tmp" / "pack-0123456789abcdef"
     left.write_bytes(b"unfinished")
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", left.name, "-e", "trace=unlinkat")
-    wrapper = ("strace", *options, "-e", f"inject=unlinkat:error={error}")
+    wrapper = strace("unlinkat", "-P", left.name, inject=f"error={error}")
 
     done = ciuic("--config", box.config, "snapshot", "--json", wrapper=wrapper)
 
@@ -254,19 +254,8 @@ def test_a_manifest_that_cannot_be_read_is_read_again_before_it_is_called_damage
     name = box.take().id
     path = box.store / "snapshots" / f"{name}.json"
     calls = {"stat": "newfstatat,?lstat,?statx", "open": "openat", "read": "read"}[what]
-    options = (
-        "-f",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-P",
-        str(path),
-        "-P",
-        path.name,
-        "-e",
-        f"trace={calls}",
-    )
-    wrapper = ("strace", *options, "-e", f"inject={calls}:error=EIO:when={when}")
+    at = ("-P", str(path), "-P", path.name)
+    wrapper = strace(calls, *at, inject=f"error=EIO:when={when}")
 
     done = ciuic("--config", box.config, "verify", "--all", "--json", wrapper=wrapper)
 
@@ -287,8 +276,7 @@ def test_an_error_of_the_disk_on_one_pack_stops_no_writer_but_prune(
     pack = pack_of(box.store, content)
     before = sorted(os.listdir(box.store / "packs"))
     calls = {"stat": "newfstatat,?lstat,?statx", "open": "openat"}[what]
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", pack.name, "-e", f"trace={calls}")
-    wrapper = ("strace", *options, "-e", f"inject={calls}:error=EIO")
+    wrapper = strace(calls, "-P", pack.name, inject="error=EIO")
     more = ("--apply",) if command == "repair" else ()
 
     done = ciuic("--config", box.config, command, *more, "--json", wrapper=wrapper)

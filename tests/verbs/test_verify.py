@@ -16,6 +16,7 @@ from ciuic.view.damage import DamageSurvey
 from tests.kit.box import Box
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs
 from tests.kit.program import ciuic
+from tests.kit.strace import strace
 
 MIB = 1024 * 1024
 HOUR_NS = 3600 * 10**9
@@ -227,8 +228,7 @@ def test_an_error_of_the_store_is_not_reported_as_damage_of_a_chunk(box: Box, co
         for pack in set(store.pack_files()) - {bytes.fromhex(damaged.name)}:
             store.index.put_check(pack, box.clock.now_ns() - HOUR_NS, 1, "")
         store.index.commit()
-    options = ("-f", "-qq", "-o", "/dev/null", "-P", failing.name, "-e", "trace=openat")
-    wrapper = ("strace", *options, "-e", "inject=openat:error=EACCES")
+    wrapper = strace("openat", "-P", failing.name, inject="error=EACCES")
     arguments = {"verify": (name, "--checksum"), "scrub": ("--budget", "1KiB")}[command]
     outcome = ciuic("--config", box.config, command, *arguments, wrapper=wrapper)
     assert (outcome.code, failing.name in outcome.err) == (1, True), outcome
