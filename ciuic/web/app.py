@@ -1,12 +1,9 @@
 """The application: the API, the page and its static files; ``Admission`` wraps all of them."""
 
-import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from starlette.applications import Starlette
-from starlette.routing import Mount
-from starlette.staticfiles import StaticFiles
 
 from ciuic.copy.read_through import CopySource
 from ciuic.report.doctor.findings import Subject
@@ -20,6 +17,7 @@ from ciuic.web.history.timelines import Timelines
 from ciuic.web.jobs.jobs import Jobs
 from ciuic.web.pages import Pages
 from ciuic.web.reading import Reading
+from ciuic.web.statics import Statics
 
 __all__ = ["App", "make_app"]
 
@@ -67,12 +65,12 @@ def make_app(
     jobs = Jobs(store_path, clock, options, words, reading.changed, copies=copies, logs=logs)
     timelines = Timelines(reading, logs)
     runs = Runs(reading)
-    pages = Pages(reading, timelines, runs, jobs)
-    static = StaticFiles(directory=os.path.join(os.path.dirname(__file__), "static"))
+    statics = Statics()
+    pages = Pages(reading, timelines, runs, jobs, statics.address)
     routes = [
         *Api(reading, timelines, runs, jobs, is_ending).routes(),
         *pages.routes(),
-        Mount("/static", static),
+        statics.route(),
     ]
     inner = Starlette(
         routes=routes, exception_handlers={404: pages.missing, 405: pages.not_allowed}

@@ -53,6 +53,13 @@ class Examinations:
             if self._kept is None and self._running is None:
                 self._start()
 
+    def settle(self) -> None:
+        """Return when no examination is under way, whatever came of it."""
+        with self._lock:
+            running = self._running
+        if running is not None:
+            wait([running])
+
     def changed(self) -> None:
         """Note that what was found before is no longer true, and begin to find it again."""
         with self._lock:

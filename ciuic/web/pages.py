@@ -17,12 +17,12 @@ from starlette.routing import Route
 from ciuic.errors import CiuicError, PathNotFoundError, UsageError
 from ciuic.units import counted, format_bytes, format_duration
 from ciuic.web.answers import SKIP_MAX, Query, as_json, error_answer, from_system, status_of
-from ciuic.web.history.runs import RUNS_MIN, Runs
+from ciuic.web.history.runs import RUNS_MIN, Runs, bests
 from ciuic.web.history.timelines import Timelines
 from ciuic.web.jobs.jobs import Jobs
 from ciuic.web.models import Job, TreePage
 from ciuic.web.reading import Reading
-from ciuic.web.shown import address, by_day, farthest, heat, ladder, local_time, shown
+from ciuic.web.shown import address, by_day, farthest, heat, ladder, local_time, meant, shown
 from ciuic.web.works import (
     PATHS_MAX,
     CompareRunsWork,
@@ -34,7 +34,7 @@ from ciuic.web.works import (
 
 __all__ = ["Pages"]
 
-_ROWS: Final = 200
+_ROWS: Final = 100
 _STEPS: Final = 20
 
 
@@ -46,9 +46,17 @@ class Pages:
         timelines: Reads the logs of a training.
         runs: Compares runs.
         jobs: The jobs to show.
+        static: Returns the address of a static file.
     """
 
-    def __init__(self, reading: Reading, timelines: Timelines, runs: Runs, jobs: Jobs) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        timelines: Timelines,
+        runs: Runs,
+        jobs: Jobs,
+        static: Callable[[str], str],
+    ) -> None:
         self._reading = reading
         self._timelines = timelines
         self._runs_reading = runs
@@ -75,7 +83,12 @@ class Pages:
             "side": lambda line: {b"+": "added", b"-": "removed"}.get(line[:1], ""),
             "time": local_time,
         }
-        self._templates.globals |= {"address": address, "ladder": ladder, "untag": _untag}
+        self._templates.globals |= {
+            "address": address,
+            "ladder": ladder,
+            "static": static,
+            "untag": _untag,
+        }
 
     def routes(self) -> list[Route]:
         """Return the routes of all pages."""
@@ -209,6 +222,9 @@ class Pages:
         found = None
         if len(names) >= RUNS_MIN:
             found = self._runs_reading.compare(names, best=best, field=field, rows=_STEPS)
+            # A form has sent names with escapes, as they are shown.
+            names = [os.fsdecode(one.run) for one in found.runs]
+            best = meant(best, bests(map(os.fsdecode, found.fields)))
         chosen = [] if found is None else [one.chosen for one in found.runs]
         return self._page(
             "runs.html",

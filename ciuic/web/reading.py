@@ -51,6 +51,7 @@ from ciuic.web.models import (
     Trouble,
 )
 from ciuic.web.models import Finding as FindingAnswer
+from ciuic.web.shown import shown
 from ciuic.web.snapshots import Listed, SnapshotList
 
 __all__ = ["Reading", "snapshot_answer"]
@@ -131,6 +132,10 @@ class Reading:
     def prepare(self) -> None:
         """Begin the work that takes long at the first request."""
         self._examinations.begin()
+
+    def settle(self) -> None:
+        """Return when the work that ``prepare`` has begun is done."""
+        self._examinations.settle()
 
     def changed(self) -> None:
         """Note that the store has changed: what was found about it is found again."""
@@ -218,7 +223,7 @@ class Reading:
             )
         begin = listed.places[SnapshotId(after)] + 1 if after else 0
         later = itertools.islice(listed.snapshots, begin, None)
-        matching = (one for one in later if not text or text.lower() in _words(one))
+        matching = (one for one in later if not text or _has_words(one, text.lower()))
         found = list(itertools.islice(matching, count + 1))
         return SnapshotPage(
             snapshots=[snapshot_answer(listed, one) for one in found[:count]],
@@ -363,6 +368,12 @@ def snapshot_answer(listed: Listed, summary: SnapshotSummary) -> Snapshot:
     length = {"chain_length": 0, "chain_complete": False} if chain is None else chain.as_json()
     copies = listed.copies.get(summary.id, [])
     return Snapshot.model_validate({**summary.as_json(), **length, "copies": copies})
+
+
+def _has_words(summary: SnapshotSummary, text: str) -> bool:
+    """Return whether a search for a text finds a snapshot: as it is, or as the page shows it."""
+    words = _words(summary)
+    return text in words or ("\\" in text and text in shown(words))
 
 
 def _words(summary: SnapshotSummary) -> str:

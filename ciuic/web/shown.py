@@ -6,7 +6,7 @@ A name may hold any characters. Jinja escapes markup, and this module escapes in
 import math
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import quote_from_bytes, urlencode
 
 from ciuic.documents import Document
@@ -21,6 +21,7 @@ __all__ = [
     "heat",
     "ladder",
     "local_time",
+    "meant",
     "shown",
 ]
 
@@ -32,6 +33,19 @@ def shown(text: str | bytes | None) -> str:
     """Return text with an escape for each character that cannot be seen, or that moves others."""
     decoded = os.fsdecode(text) if isinstance(text, bytes) else text or ""
     return "".join([char if char.isprintable() else _escape(char) for char in decoded])
+
+
+def meant(text: str, names: Iterable[str]) -> str:
+    """Return the name that a form has sent: a name with escapes is sent with them.
+
+    Args:
+        text: What was sent.
+        names: The known names.
+    """
+    known = list(names)
+    if text in known or "\\" not in text:
+        return text
+    return next((name for name in known if shown(name) == text), text)
 
 
 def _escape(char: str) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import re
 import signal
 import socket
 import ssl
@@ -103,6 +104,20 @@ def test_every_answer_forbids_what_the_page_does_not_need(site: Served, place: s
         assert found["referrer-policy"] == "no-referrer"
         assert found["cache-control"] == "no-store"
         assert "server" not in found
+
+
+def test_a_browser_asks_for_a_file_of_the_page_once(site: Served):
+    shown = site.ask("/timeline").body.decode()
+    addresses = re.findall(r'(?:href|src)="(/static/[^"]+)"', shown)
+    assert len(addresses) == 4
+    for address in addresses:
+        found = site.ask(address)
+        assert found.status == 200
+        assert found.headers["cache-control"] == "private, max-age=31536000, immutable"
+        place, _, version = address.partition("?v=")
+        for other in (place, f"{place}?v={version[:-1]}", f"{place}?v={version}0"):
+            assert site.ask(other).headers["cache-control"] == "no-store", other
+        assert site.ask(address, headers={}).headers["cache-control"] == "no-store"
 
 
 def test_a_path_outside_the_static_files_is_not_found(site: Served):

@@ -95,3 +95,45 @@ def test_runs_are_chosen_and_compared_on_the_page_with_their_tensors(
         page.wait_for_selector("th:has-text('array')")
         page.context.close()
     assert wrong == []
+
+
+def test_forms_keep_names_with_characters_that_are_shown_as_escapes(
+    browser: Browser, box: Box
+) -> None:
+    odd = "\x1b[2J\u202e\n"
+    runs = [box.source / f"{number}{odd}" for number in range(2)]
+    for run in runs:
+        run.mkdir()
+        lines = [json.dumps({"step": step, "loss": 1, f"top{odd}": step}) for step in range(5)]
+        (run / "log.jsonl").write_text("\n".join(lines))
+    log = runs[0] / "log.jsonl"
+    box.take()
+    box.take(runs[0])
+    query = "&".join(f"run={quote(str(run))}" for run in runs) + f"&best={quote(f'max:top{odd}')}"
+    with served(box, "--log", log) as site, browser.new_context() as context:
+        context.set_default_timeout(LIMIT_MS)
+        page = context.new_page()
+        page.goto(site.url)
+        page.goto(f"{site.base}/runs?{query}")
+        page.select_option("#field", index=1)
+        page.click("text=Draw")
+        page.wait_for_selector("h1:has-text('top\\\\x1b[2J')")
+        page.wait_for_selector("#chart canvas")
+        page.click("summary")
+        with page.expect_navigation():
+            page.click("main form button.primary")
+        page.wait_for_selector("text=The best snapshot of each")
+        (work,) = page.locator("[data-job*=compare_runs]").all()
+        assert json.loads(work.get_attribute("data-job") or "") == {
+            "do": "compare_runs",
+            "runs": list(map(str, runs)),
+            "best": f"max:top{odd}",
+        }
+        page.goto(f"{site.base}/timeline")
+        page.select_option("#field", index=1)
+        page.click("text=Draw")
+        page.wait_for_selector("#chart canvas")
+        page.goto(f"{site.base}/snapshots?text={quote(odd.strip())}")
+        with page.expect_navigation():
+            page.click("button:has-text('Find')")
+        assert page.locator("tbody tr").count() == 1

@@ -2,21 +2,33 @@
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from ciuic.errors import UsageError
+from ciuic.model import SnapshotSummary
+from ciuic.store.store import Store
 from ciuic.timeline.courses import Courses
 from ciuic.timeline.placing import Offsets
+from ciuic.timeline.run_compare import RunComparison as Comparison
 from ciuic.timeline.run_compare import compare_runs, parse_best
 from ciuic.timeline.runs import find_run, known_runs
 from ciuic.web.history.timelines import COMPARED_MAX, compared_answer, field_text
 from ciuic.web.models import ComparedRun, RunComparison, RunList
 from ciuic.web.reading import Reading
+from ciuic.web.shown import meant
+from ciuic.web.snapshots import Listed
 
-__all__ = ["RUNS_MIN", "Runs"]
+__all__ = ["RUNS_MIN", "Runs", "bests"]
 
 RUNS_MIN: Final = 2
+_NAMED_MAX: Final = 200
+
+
+def bests(fields: Iterable[str]) -> list[str]:
+    """Return what ``best`` can be: see ``parse_best``."""
+    return [f"{which}{field}" for field in fields for which in ("", "max:")]
 
 
 class Runs:
@@ -31,6 +43,8 @@ class Runs:
         self._courses = Courses()
         self._offsets = Offsets()
         self._lock = threading.Lock()
+        self._named: set[str] = set()
+        """Names of earlier requests, such as directories, which no list has."""
 
     def known(self) -> RunList:
         """Return the runs that the store knows."""
@@ -56,17 +70,10 @@ class Runs:
                 f"a comparison has {RUNS_MIN} to {COMPARED_MAX} runs, not {len(names)}",
                 hint="Name them as run=NAME&run=NAME.",
             )
-        wanted = parse_best(best or None)
         with self._lock, self._reading.opened() as store:
             listed = self._reading.listed(store)
-            found = compare_runs(
-                store,
-                [find_run(listed.snapshots, name) for name in names],
-                best=wanted,
-                tensors=False,
-                courses=self._courses,
-                offsets=self._offsets,
-            )
+            found = self._compared(store, listed.snapshots, names, best)
+        field = meant(field, found.fields)
         if field and field not in found.fields:
             raise UsageError(
                 f"no run has the field {field!r}",
@@ -75,27 +82,51 @@ class Runs:
         shown = field or found.main_field
         table = None if shown is None else found.metrics(shown, rows)
         return RunComparison(
-            runs=[
-                ComparedRun(
-                    run=os.fsencode(one.run.name),
-                    label=os.fsencode(label),
-                    directories=list(one.run.places),
-                    snapshots=len(one.run.snapshots),
-                    first=one.run.snapshots[-1].as_json()["taken"],
-                    last=one.run.snapshots[0].as_json()["taken"],
-                    last_step=one.last_step,
-                    logs=one.course.logs,
-                    curve=[(point.step, point.value) for point in one.course.curves.get(shown, [])]
-                    if shown is not None
-                    else [],
-                    chosen=compared_answer(listed, compared),
-                )
-                for one, label, compared in zip(
-                    found.runs, found.names, found.chosen.snapshots, strict=True
-                )
-            ],
+            runs=[_compared_run(found, at, shown, listed) for at in range(len(found.runs))],
             fields=[field_text(name) for name in found.fields],
             field=None if shown is None else field_text(shown),
             steps=[] if table is None else table.steps,
             values=[] if table is None else table.values,
         )
+
+    def _compared(
+        self,
+        store: Store,
+        snapshots: Sequence[SnapshotSummary],
+        names: Sequence[str],
+        best: str,
+    ) -> Comparison:
+        """Compare the runs that a request names, as it was typed or as a page shows it."""
+        known = {os.fsdecode(run) for run in known_runs(snapshots)} | self._named
+        compared = partial(
+            compare_runs,
+            store,
+            [find_run(snapshots, meant(name, known)) for name in names],
+            tensors=False,
+            courses=self._courses,
+            offsets=self._offsets,
+        )
+        if "\\" in best:
+            best = meant(best, bests(compared().fields))
+        found = compared(best=parse_best(best or None))
+        if len(self._named) >= _NAMED_MAX:
+            self._named.clear()
+        self._named |= {one.run.name for one in found.runs}
+        return found
+
+
+def _compared_run(found: Comparison, at: int, field: str | None, listed: Listed) -> ComparedRun:
+    one = found.runs[at]
+    curve = [] if field is None else one.course.curves.get(field, [])
+    return ComparedRun(
+        run=os.fsencode(one.run.name),
+        label=os.fsencode(found.names[at]),
+        directories=list(one.run.places),
+        snapshots=len(one.run.snapshots),
+        first=one.run.snapshots[-1].as_json()["taken"],
+        last=one.run.snapshots[0].as_json()["taken"],
+        last_step=one.last_step,
+        logs=one.course.logs,
+        curve=[(point.step, point.value) for point in curve],
+        chosen=compared_answer(listed, found.chosen.snapshots[at]),
+    )

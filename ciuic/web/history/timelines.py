@@ -27,6 +27,7 @@ from ciuic.web.models import (
     TimelineAnswer,
 )
 from ciuic.web.reading import Reading, snapshot_answer
+from ciuic.web.shown import meant
 from ciuic.web.snapshots import Listed
 
 __all__ = ["COMPARED_MAX", "Timelines", "compared_answer", "field_text"]
@@ -61,6 +62,8 @@ class Timelines:
             threading.Thread(target=self._prepare, daemon=True, name="timeline").start()
 
     def _prepare(self) -> None:
+        # The overview, which is usually the first page, waits for that.
+        self._reading.settle()
         with contextlib.suppress(CiuicError, OSError):  # a request gets the error
             self.timeline()
 
@@ -85,11 +88,15 @@ class Timelines:
             )
             if key in self._kept:
                 return self._kept[key]
+            fields = list(dict.fromkeys(name for path in paths for name in fields_of(path)))
             found = make_timeline(
-                store, listed.snapshots, paths, field=field or None, offsets=self._offsets
+                store,
+                listed.snapshots,
+                paths,
+                field=meant(field, fields) or None,
+                offsets=self._offsets,
             )
-            fields = dict.fromkeys(name for path in paths for name in fields_of(path))
-            answer = _timeline(found, list(fields), checks.unchecked if checks.is_known else None)
+            answer = _timeline(found, fields, checks.unchecked if checks.is_known else None)
             while len(self._kept) >= _KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
             self._kept[key] = answer

@@ -24,6 +24,8 @@ function shown(text) {
   });
 }
 
+const AWAY = { message: "'ciuic web' does not answer", hint: "It has ended, or the connection is gone." };
+
 function fail(error) {
   const place = document.getElementById("failed");
   place.textContent = shown(error.hint ? `${error.message}. ${error.hint}` : error.message);
@@ -40,11 +42,23 @@ async function ask(method, address, body) {
       body,
     });
   } catch {
-    throw { message: "'ciuic web' does not answer", hint: "It has ended, or the connection is gone." };
+    throw AWAY;
   }
   const found = await answer.json();
   if (!answer.ok) throw found.error;
   return found;
+}
+
+// Loads what draws a chart, after the first paint: running it takes longer than the rest of the page.
+async function uplotFor(place) {
+  await new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); });
+  const script = Object.assign(document.createElement("script"), { src: place.dataset.script });
+  const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: place.dataset.style });
+  await Promise.all([script, style].map((element) => new Promise((done, failed) => {
+    element.addEventListener("load", done);
+    element.addEventListener("error", () => failed(AWAY));
+    document.head.append(element);
+  })));
 }
 
 // The job of a form: its fixed part, with the fields that the user has filled in.

@@ -34,5 +34,5 @@ function draw(place, comparison) {
 
 const place = document.querySelector("[data-runs]");
 if (place !== null) {
-  ask("GET", `/v1/runs/compare${location.search}`).then((found) => draw(place, found), fail);
+  uplotFor(place).then(() => ask("GET", `/v1/runs/compare${location.search}`)).then((found) => draw(place, found), fail);
 }

@@ -219,5 +219,5 @@ class Chart {
 
 const place = document.querySelector("[data-timeline]");
 if (place !== null) {
-  ask("GET", place.dataset.timeline).then((timeline) => new Chart(place, timeline), fail);
+  uplotFor(place).then(() => ask("GET", place.dataset.timeline)).then((timeline) => new Chart(place, timeline), fail);
 }
