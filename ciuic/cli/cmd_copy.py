@@ -15,7 +15,6 @@ from ciuic.cli.options import given, json_option, local_directory, size_bytes, w
 from ciuic.cli.progress import Reporter, progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
-from ciuic.copy.choose import note_differences
 from ciuic.copy.copy import CopyRequest, copy_snapshots, foresee_copy
 from ciuic.copy.keep import Keeping
 from ciuic.copy.report import CopiedSnapshot, CopyReport
@@ -133,7 +132,8 @@ def command(
                             progress=_Shown(shown),
                             on_copied=(lambda _one: None) if as_json else _print_copied,
                         )
-                    note_differences(source, copy, report)
+                        keeping.note_differences(copy, report)
+                    report.notes += keeping.record.differences
                     checked = _verified(copy, request, report) if verifies else None
     except CiuicError as error:
         error.done = {**report.as_json(), **error.done}

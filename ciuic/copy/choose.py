@@ -10,7 +10,7 @@ from ciuic.model import SnapshotSummary, newest_first
 from ciuic.store.store import Store
 from ciuic.units import counted, inflected
 
-__all__ = ["announce_copies", "choose_snapshots", "note_differences"]
+__all__ = ["announce_copies", "choose_snapshots", "differences"]
 
 _REMOVED: Final = "the copy has removed it for good, and a store never uses an ID twice"
 
@@ -100,10 +100,15 @@ def announce_copies(
     return [snapshot for snapshot in chosen if snapshot.id not in gone]
 
 
-def note_differences(source: Store, copy: Store, report: CopyReport) -> None:
-    """Note which snapshots of the copy this store has never had; the copy keeps them.
+def differences(source: Store, copy: Store, address: str) -> list[str]:
+    """Say which snapshots of the copy this store has never had; the copy keeps them.
 
     Those that other stores have copied there are not named: many stores may share a copy.
+
+    Args:
+        source: The store that is copied.
+        copy: The copy.
+        address: Its directory or URL.
 
     Raises:
         StoreError: One of the stores cannot be read.
@@ -112,17 +117,19 @@ def note_differences(source: Store, copy: Store, report: CopyReport) -> None:
     others = [one for one in list_snapshots(copy) if one.id not in known]
     ahead = [one.id for one in others if one.store == copy.header.store_id]
     lost = [one.id for one in others if one.store == source.header.store_id]
+    found = []
     if ahead:
-        report.notes.append(
+        found.append(
             f"the copy is ahead: {_such_as(ahead)} taken there, and this store does not have"
             f" {inflected(len(ahead), 'it', 'them')}"
         )
     if lost:
-        report.notes.append(
+        found.append(
             f"the copy has more of this store than the store itself: {_such_as(lost)} taken here."
-            f" 'ciuic --store {report.copy} copy --to {source.name}' brings"
+            f" 'ciuic --store {address} copy --to {source.name}' brings"
             f" {inflected(len(lost), 'it', 'them')} back"
         )
+    return found
 
 
 def _such_as(ids: list[SnapshotId]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ciuic.catalog import list_snapshots
+from ciuic.copy.choose import differences
 from ciuic.copy.labels import NOTHING_SENT
 from ciuic.copy.record import UNSENT, read_record, write_record
 from ciuic.copy.report import CopyReport
@@ -93,6 +94,19 @@ class Keeping:
             self.record.region = self._options.region
             self.record.credentials_file = self._options.credentials_file
             self.record.path_style = self._options.path_style
+
+    def note_differences(self, copy: Store, report: CopyReport) -> list[str]:
+        """Record which snapshots of the copy this store has never had: see ``differences``.
+
+        Returns:
+            What the last copy did not say.
+
+        Raises:
+            StoreError: One of the stores cannot be read.
+        """
+        known = self.record.differences
+        self.record.differences = differences(self._source, copy, report.copy)
+        return [what for what in self.record.differences if what not in known]
 
     def sent(self) -> Mapping[SnapshotId, int]:
         """Return which states the copy has got: see ``label_present``."""

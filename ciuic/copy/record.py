@@ -56,6 +56,7 @@ class Standing:
         done_ns: When the last one that copied everything ended; None: none has.
         problem: Why the last one did not copy everything; empty: it did.
         damaged: How many snapshots of the copy stay damaged, as far as is known.
+        differences: How the copy is ahead of the store, or has diverged from it, in sentences.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Standing:
     done_ns: int | None
     problem: str
     damaged: int = 0
+    differences: tuple[str, ...] = ()
 
     @property
     def is_behind(self) -> bool:
@@ -82,7 +84,8 @@ class Standing:
         else:
             age = format_duration(self.behind_s)
             text = f"lacks {counted(self.missing, 'snapshot')}, the oldest taken {age} ago"
-        return f"{text}; the last try failed: {self.problem}" if self.problem else text
+        failed = [f"the last try failed: {self.problem}"] if self.problem else []
+        return "; ".join([text, *self.differences, *failed])
 
     @property
     def advice(self) -> str:
@@ -104,6 +107,7 @@ class Standing:
             "done": None if self.done_ns is None else rfc3339(self.done_ns),
             "problem": self.problem or None,
             "damaged": self.damaged,
+            "differences": list(self.differences),
         }
 
 
@@ -200,6 +204,7 @@ def _standing(
         done_ns=None if record is None else record.done_ns,
         problem="" if record is None else record.problem,
         damaged=0 if record is None else record.damaged,
+        differences=() if record is None else tuple(record.differences),
     )
 
 

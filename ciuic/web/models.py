@@ -216,6 +216,7 @@ class Copy(BaseModel):
     done: str | None
     problem: Text | None
     damaged: int = Field(description="snapshots of the copy that stay damaged, as it last found")
+    differences: list[Text] = Field(description="how it is ahead of the store, or has diverged")
 
 
 class Overview(BaseModel):

@@ -120,6 +120,7 @@ def _bring(copy: CopyTo, settings: Settings, clock: Clock, cancelled: Callable[[
                 )
                 if not report.refused:
                     _follow(copy, source, there, keeping, clock)
+                report.notes += keeping.note_differences(there, report)
         _tell(copy, report, len(back))
         if keeping.failure is not None:
             _log.warning("%s: its state cannot be recorded: %s", copy.name, keeping.failure.message)

@@ -25,7 +25,10 @@ from tests.kit.damage import packs
 from tests.kit.filesystems import need_root, tmpfs
 from tests.kit.program import ciuic
 
-STANDING = {"name", "address", "missing", "behind_s", "tried", "done", "problem", "damaged"}
+STANDING = {
+    *("name", "address", "missing", "behind_s", "tried", "done", "problem", "damaged"),
+    "differences",
+}
 
 
 class Copied:
@@ -327,3 +330,23 @@ def _bytes(directory: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
+
+
+def test_a_copy_that_is_ahead_is_said_once_in_the_log_and_stays_in_the_status(copied):
+    copied.take()
+    copied.ciuic("copy", "--to", copied.copy, "--init")
+    ahead = copied.there("snapshot", copied.machine.source).out.strip()
+    what = f"the copy is ahead: 1 snapshot, such as {ahead}, was taken there"
+    copied.take("new")
+
+    assert what in copied.run()
+    copied.take("newer")
+    assert "is ahead:" not in copied.run(), "once"
+    assert what in copied.ciuic("status").out
+    (shown,) = json.loads(copied.ciuic("status", "--json").out)["copies"]
+    assert shown["differences"][0].startswith(what)
+    assert ahead in copied.listed()
+
+    copied.there("copy", "--to", copied.machine.store)
+    assert "is ahead:" not in copied.run()
+    assert "is ahead:" not in copied.ciuic("status").out

@@ -27,6 +27,7 @@ class CopyRecord(msgspec.Struct):
             sent; 0 is the state in the manifest, -1 means that none was sent.
         followed: Snapshots that the copy has forgotten because they were forgotten here.
         damaged: How many snapshots of the copy stay damaged, as far as is known.
+        differences: How the copy is ahead of the store, or has diverged from it, in sentences.
         endpoint: How its bucket was reached: these four are those of ``PlaceOptions``.
         region: See there.
         credentials_file: See there.
@@ -43,6 +44,7 @@ class CopyRecord(msgspec.Struct):
     marks: dict[str, int] = msgspec.field(default_factory=dict)
     followed: list[str] = msgspec.field(default_factory=list)
     damaged: int = 0
+    differences: list[str] = msgspec.field(default_factory=list)
     endpoint: str = ""
     region: str = ""
     credentials_file: str = ""
