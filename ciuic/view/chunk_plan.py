@@ -6,8 +6,8 @@ once, however many slices it has.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId
@@ -32,6 +32,19 @@ class Part(NamedTuple):
     piece: Piece
 
 
+class _HasPiece(Protocol):
+    """The part of ``Part`` that is used."""
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def piece(self) -> Piece: ...
+
+
+P = TypeVar("P", bound=_HasPiece)
+
+
 def windows(reader: StoreReader, entry: Entry) -> Iterator[list[Part]]:
     """Yield the pieces of a file in order, in lists of limited length.
 
@@ -51,19 +64,24 @@ def windows(reader: StoreReader, entry: Entry) -> Iterator[list[Part]]:
 
 
 def group_by_frame(
-    reader: StoreReader, parts: Iterable[Part], *, reads_ahead: bool = True
-) -> list[list[Part]]:
+    reader: StoreReader,
+    parts: Iterable[P],
+    *,
+    reads_ahead: bool = True,
+    written: Container[ChunkId] = (),
+) -> list[list[P]]:
     """Return the parts that are not holes, by frame, in the order of the frames in the packs.
 
     Args:
         reader: Reads the chunks.
         parts: The parts.
         reads_ahead: See ``StoreReader.prepare_reads``.
+        written: See there.
     """
     wanted = [part for part in parts if part.piece.id]
     places = reader.places(list({part.piece.id for part in wanted}))
-    reader.prepare_reads(places, reads_ahead=reads_ahead)
-    groups: dict[tuple[bytes, int], list[Part]] = {}
+    reader.prepare_reads(places, reads_ahead=reads_ahead, written=written)
+    groups: dict[tuple[bytes, int], list[P]] = {}
     for part in wanted:
         place = places.get(part.piece.id)
         # A chunk that is in no pack gets a group of its own, and only that group fails.

@@ -20,7 +20,7 @@ from ciuic.store.records import layout
 from ciuic.system.free_space import FreeSpace
 from tests.unit.test_pack_objects import KIB, MIB, CountingPlace
 
-MEMORY_BYTES_MAX = (32 + 5 * 8) * MIB
+MEMORY_BYTES_MAX = (24 + 5 * 4) * MIB
 """Each thread that fetches may be writing a part to the file."""
 
 
@@ -76,13 +76,13 @@ def no_file(monkeypatch):
 
 def test_packs_that_fit_into_memory_take_one_request_each(place, cache):
     data = os.urandom(300 * KIB)
-    packs = put_many(place, cache, data, 100)
+    packs = put_many(place, cache, data, 50)
 
     for offset in (200_000, 8):
         for pack in packs:
             assert pack.read(700, offset) == data[offset : offset + 700]
 
-    assert len(place.asked) == 100
+    assert len(place.asked) == 50
     assert packs[0]._parts._spill is None, "no file is made"
 
 
@@ -262,13 +262,13 @@ def test_a_write_that_fails_takes_back_what_other_threads_write_and_wrote(cache,
     seen = []
 
     def write(fd, data, at):
-        piece = at / MIB - other * 8
+        piece = at / MIB - other * 4
         if piece == 1:
             has_begun.set()
             assert has_failed.wait(60)
         if piece == 3:
             seen.append(file.read(earlier, 0, MIB))
-        if at == full * spill.PART_BYTES_MAX + 4 * MIB:
+        if at == full * spill.PART_BYTES_MAX + 2 * MIB:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return pwrite(fd, data, at)
 

@@ -6,8 +6,9 @@ copy, it shares the blocks of the copy. Otherwise its content comes from the sto
 the chunks in the packs (``small_files.py``, ``large_files.py``).
 """
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from ciuic.restore.place.job import Job, Pass
@@ -41,17 +42,21 @@ class Filler:
         self._run = run
         # Twice the cores: while one thread decodes, another waits for the disk.
         count = min(_WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
+        if run.store.bucket is not None:  # others wait for what is fetched
+            count = _WORKERS_MAX
         self._workers = Workers(count, "restore")
         self.files = TemporaryFiles(run.ledger)
         self.present = PresentFiles(run, self.files)
         self._small = SmallFiles(run, self.files, self._workers)
-        self._place_large: Callable[[Job], None] | None = None
+        self._place_large: Callable[[Sequence[Job]], None] | None = None
+        self._closing = contextlib.ExitStack()
         self._gathered: list[Job] = []
         self._gathered_bytes = 0
 
     def close(self) -> None:
         """End the threads and remove the files that were not published."""
         self._workers.close()
+        self._closing.close()
         self.files.close()
 
     def add(self, job: Job) -> None:
@@ -69,19 +74,20 @@ class Filler:
             prepare_for_bulk()
         unsettled = self._unsettled(jobs)
         self._small.place([job for job in unsettled if not job.entry.level])
-        for job in unsettled:
-            if job.entry.level:
-                self._large()(job)
+        large = [job for job in unsettled if job.entry.level]
+        if large:
+            self._large()(large)
         self._run.ledger.show_progress(jobs[-1].path if jobs else b"")
 
-    def _large(self) -> Callable[[Job], None]:
+    def _large(self) -> Callable[[Sequence[Job]], None]:
         if self._place_large is None:
             # Imported here because a restore of small files is short.
             from ciuic.restore.place.large_files import LargeFiles
 
             prepare_for_bulk()
             large = LargeFiles(self._run, self.files, self.present, self._workers)
-            self._place_large = large.place
+            self._closing.callback(large.close)
+            self._place_large = large.place_all
         return self._place_large
 
     def _unsettled(self, jobs: list[Job]) -> list[Job]:

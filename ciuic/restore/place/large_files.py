@@ -7,13 +7,14 @@ where the file system allows it.
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.restore.place.job import Job, Pass, open_present
-from ciuic.restore.place.output import Output
+from ciuic.restore.place.output import Output, open_direct
 from ciuic.restore.place.present_files import PresentFiles
+from ciuic.restore.place.side_by_side import SideBySide
 from ciuic.restore.place.target import target_faults
 from ciuic.restore.place.temporary_files import TemporaryFiles
 from ciuic.source.stability import same_content
@@ -24,9 +25,6 @@ from ciuic.view.chunk_plan import Part, group_by_frame, matching_parts, read_par
 __all__ = ["LargeFiles"]
 
 _COPIED_TOGETHER_BYTES: Final = 32 * 1024 * 1024
-_DIRECT_BYTES_MIN: Final = 8 * 1024 * 1024
-"""Smaller files stay in the page cache: the user reads them next."""
-_OPEN_DIRECT: Final = os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC
 
 
 class _Present(NamedTuple):
@@ -64,6 +62,32 @@ class LargeFiles:
         self._files = files
         self._present = present
         self._workers = workers
+        # A disk reads a part of a pack again at less cost.
+        is_far = run.store.bucket is not None and not run.dry_run
+        self._side_by_side = SideBySide(run, files, workers) if is_far else None
+
+    def close(self) -> None:
+        """Forget what was written."""
+        if self._side_by_side is not None:
+            self._side_by_side.close()
+
+    def place_all(self, jobs: Sequence[Job]) -> None:
+        """Place files, each as ``place`` does."""
+        far = self._side_by_side
+        if far is None or not self._reader.failures.is_empty:
+            for job in jobs:
+                self.place(job)
+            return
+        batch = far.chosen(jobs)
+        left = list(jobs)
+        while left:
+            alone, left = (batch, left[len(batch) :]) if batch else (left[:1], left[1:])
+            following = far.chosen(left)
+            self._run.check_cancelled()
+            if not batch or not far.place(batch, following):
+                for job in alone:
+                    self.place(job)
+            batch = following
 
     def place(self, job: Job) -> None:
         """Keep the file if it is right; else write it, or count it (dry run)."""
@@ -130,7 +154,7 @@ class LargeFiles:
     def _fill_windows(self, job: Job, fd: int, present: _Present) -> int:
         """Write the pieces of a file, a window at a time, each in the order of the packs."""
         os.ftruncate(fd, job.entry.size_bytes)
-        output = Output(fd, _open_direct(job, fd))
+        output = Output(fd, open_direct(fd, job.entry.size_bytes))
         cloned_bytes = number = 0
         try:
             for window in windows(self._reader, job.entry):
@@ -191,14 +215,3 @@ def _stretches(parts: Iterable[Part]) -> Iterator[tuple[int, int]]:
         end = offset + piece.length_bytes
     if end > begin:
         yield begin, end - begin
-
-
-def _open_direct(job: Job, fd: int) -> int:
-    """Return a second descriptor of a temporary file, with O_DIRECT; -1 if that is refused."""
-    if job.entry.size_bytes < _DIRECT_BYTES_MIN:
-        return -1
-    try:
-        # Not by its name: the owner of the directory may have put another file there.
-        return os.open(b"/proc/self/fd/%d" % fd, _OPEN_DIRECT)
-    except OSError:
-        return -1

@@ -8,7 +8,7 @@ from typing import Final
 
 from ciuic.system.buffers import BufferPool
 
-__all__ = ["Output", "write_all"]
+__all__ = ["Output", "open_direct", "write_all"]
 
 _ALIGNMENT: Final = 4096
 _BUFFER_BYTES: Final = 1024 * 1024
@@ -16,6 +16,9 @@ _BUFFER_BYTES: Final = 1024 * 1024
 _LENT_BYTES: Final = 2 * _BUFFER_BYTES
 """A chunk of a checkpoint has 1 MiB; a longer one takes the way of ``write`` with a copy."""
 
+_DIRECT_BYTES_MIN: Final = 8 * 1024 * 1024
+"""Smaller files stay in the page cache: the user reads them next."""
+_OPEN_DIRECT: Final = os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC
 _buffers: Final = BufferPool(_BUFFER_BYTES)
 _lent: Final = BufferPool(_LENT_BYTES)
 
@@ -125,3 +128,19 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> Non
         written = os.pwrite(fd, view, offset)
         view = view[written:]
         offset += written
+
+
+def open_direct(fd: int, size_bytes: int) -> int:
+    """Return a second descriptor of a temporary file, with O_DIRECT; -1 if that is refused.
+
+    Args:
+        fd: The open file.
+        size_bytes: The length that it will have.
+    """
+    if size_bytes < _DIRECT_BYTES_MIN:
+        return -1
+    try:
+        # Not by its name: the owner of the directory may have put another file there.
+        return os.open(b"/proc/self/fd/%d" % fd, _OPEN_DIRECT)
+    except OSError:
+        return -1

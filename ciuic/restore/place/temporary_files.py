@@ -106,6 +106,38 @@ class TemporaryFiles:
             return
         self._complete(Written(job, temporary, cloned_bytes, tuple(refused)))
 
+    def write_side_by_side(
+        self, jobs: Sequence[Job], fill: Callable[[Sequence[int]], None]
+    ) -> bool:
+        """Write files of which one call of ``fill`` writes all, to the descriptors that it gets.
+
+        Returns:
+            False if one of them cannot be written. None is left then, and the caller writes each
+            with ``write``, which knows what the error means.
+        """
+        opened: list[tuple[Written, int]] = []
+        done: list[Written] = []
+        try:
+            for job in jobs:
+                temporary = self.new_name()
+                fd = os.open(temporary, _OPEN_TEMPORARY, 0o600, dir_fd=job.directory.fd)
+                opened.append((Written(job, temporary), fd))
+            fill([fd for _, fd in opened])
+            for file, fd in opened:
+                bare = self._is_bare(file.job)
+                refused = apply_metadata(fd, file.job.entry, os.fstat(fd), bare=bare)
+                done.append(file._replace(refused=tuple(refused)))
+        except OSError:
+            return False
+        finally:
+            for file, fd in opened:
+                os.close(fd)
+                if len(done) < len(jobs):
+                    discard(file)
+        for file in done:
+            self._complete(file)
+        return True
+
     def write_together(self, files: Sequence[tuple[Job, bytes | memoryview]]) -> None:
         """Write whole files, each as ``write`` does: at most ``TOGETHER``.
 

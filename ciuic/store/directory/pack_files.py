@@ -36,7 +36,17 @@ class FilePack:
         with store_faults("read", self.name):
             return read_at(self.fd, length_bytes, offset_bytes)
 
-    def read_ahead(self, offset_bytes: int, length_bytes: int) -> None:
+    def view(self, length_bytes: int, offset_bytes: int) -> bytes:
+        """See ``OpenPack``."""
+        return self.read(length_bytes, offset_bytes)
+
+    def read_ahead(
+        self,
+        offset_bytes: int,
+        length_bytes: int,
+        *,
+        is_in_turn: bool = False,  # noqa: ARG002 - the kernel decides
+    ) -> None:
         """See ``OpenPack``: the kernel reads ahead."""
         with contextlib.suppress(OSError):
             os.posix_fadvise(self.fd, offset_bytes, length_bytes, os.POSIX_FADV_WILLNEED)

@@ -1,6 +1,7 @@
 """How a read of a chunk fails, and what a reader does when it is asked for the chunk again."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ciuic.errors import ChunkMissingError, CorruptionError, UnknownFormatError
@@ -9,6 +10,7 @@ from ciuic.store.records.kinds import CHAIN_MAX
 
 __all__ = [
     "ChainTooLongError",
+    "ChunksWritten",
     "Descent",
     "Elsewhere",
     "LostBaseError",
@@ -25,6 +27,15 @@ class Elsewhere(Protocol):
 
         A fault of another store raises nothing: the error of this store stands.
         """
+
+
+class ChunksWritten(Protocol):
+    """Chunks that the caller of a reader has written to files. Used from any thread."""
+
+    def lend(
+        self, chunk_id: ChunkId, length_bytes: int
+    ) -> AbstractContextManager[memoryview | None]:
+        """Lend memory with the bytes of a chunk, which may be wrong; None if it is in no file."""
 
 
 class RetryFailures:

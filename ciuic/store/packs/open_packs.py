@@ -77,6 +77,14 @@ class OpenPacks:
             pack.pass_by(place.offset_bytes, place.frame_bytes)
         return data
 
+    def view(self, place: ChunkPlace) -> bytes | memoryview:
+        """Like ``read``, for a moment: see ``OpenPack.view``."""
+        pack = self.get(place.pack_id)
+        data = pack.view(place.frame_bytes, place.offset_bytes)
+        if self._passing:
+            pack.pass_by(place.offset_bytes, place.frame_bytes)
+        return data
+
     def done(self, place: ChunkPlace) -> None:
         """Say that a frame is not read again: what was fetched of it need not be kept."""
         pack = self._packs.get(place.pack_id)
@@ -137,7 +145,7 @@ class OpenPacks:
                 pack = self.get(pack_id)
                 # Objects are only told: they fetch a few parts ahead of each read.
                 if pack.fd < 0:
-                    pack.read_ahead(begin, end - begin)
+                    pack.read_ahead(begin, end - begin, is_in_turn=not only_objects)
                     continue
                 if only_objects:
                     continue

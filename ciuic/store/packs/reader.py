@@ -6,7 +6,7 @@ packs themselves are searched (``locator``). A damaged frame is read with the se
 header or with its pack's parity (``frame_reader``); the file on the disk stays as it is.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from ciuic.errors import ChunkMissingError, CorruptionError, UnknownFormatError
@@ -16,6 +16,7 @@ from ciuic.store.format.pack import PackedFrame
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.failures import (
     ChainTooLongError,
+    ChunksWritten,
     Descent,
     Elsewhere,
     RememberFailures,
@@ -136,7 +137,9 @@ class StoreReader:
         chunk_id: ChunkId,
         out: memoryview,
         places: _Places = None,
+        *,
         raw: memoryview | None = None,
+        written: ChunksWritten | None = None,
     ) -> bool:
         """Read and check a chunk that ``prepare_reads`` was given: see ``read_straight``.
 
@@ -145,6 +148,8 @@ class StoreReader:
             out: Memory for exactly the chunk. Its content is arbitrary if this returns False.
             places: ``prepared`` as it was then; None: as it is now.
             raw: The chunk's frame, if the caller has read it; None: it is read here.
+            written: Chunks that the caller has written. This one is among them afterwards, so what
+                was fetched of it need not be kept. None: it keeps none.
 
         Returns:
             Whether ``out`` has the chunk. If not, ``chunk`` repairs it or says what is wrong.
@@ -152,7 +157,11 @@ class StoreReader:
         # Imported here: most commands read no large chunk.
         from ciuic.store.packs.straight import read_straight
 
-        return read_straight(self._packs, places or self.prepared, chunk_id, out, raw)
+        places = places or self.prepared
+        is_read = read_straight(self._packs, places, chunk_id, out, raw=raw, written=written)
+        if is_read and written is not None:
+            self._packs.done(places[chunk_id])
+        return is_read
 
     def frame(
         self,
@@ -183,6 +192,10 @@ class StoreReader:
             self._packs.done(place)
         return found
 
+    def done(self, place: ChunkPlace) -> None:
+        """Say that a frame is not read again: see ``OpenPacks.done``."""
+        self._packs.done(place)
+
     def header(self, place: ChunkPlace) -> Frame:
         """Read a frame's header and table: see ``FrameReader.header``."""
         return self._frames.header(place)
@@ -192,7 +205,11 @@ class StoreReader:
         self._packs.read_ahead(places)
 
     def prepare_reads(
-        self, places: Mapping[ChunkId, ChunkPlace], *, reads_ahead: bool = True
+        self,
+        places: Mapping[ChunkId, ChunkPlace],
+        *,
+        reads_ahead: bool = True,
+        written: Container[ChunkId] = (),
     ) -> None:
         """Prepare for reading these chunks: read ahead, and look up their delta chains at once.
 
@@ -201,9 +218,10 @@ class StoreReader:
         Args:
             places: Where the chunks are.
             reads_ahead: False: the caller calls ``read_ahead`` while it reads.
+            written: Chunks that need not be read from the packs.
         """
         if reads_ahead:
-            self._packs.read_ahead(places.values())
+            self.read_ahead([place for one, place in places.items() if one not in written])
         known = dict(places)
         for _ in range(CHAIN_MAX):
             below = {base for place in known.values() for base in place.delta_bases} - known.keys()
@@ -212,7 +230,8 @@ class StoreReader:
                 break
             known |= found
             # Each request for a small part of an object costs as much time as a large one.
-            self._packs.read_ahead(found.values(), only_objects=True)
+            ahead = [place for one, place in found.items() if one not in written]
+            self._packs.read_ahead(ahead, only_objects=True)
         self.prepared = known
 
     def places(self, chunk_ids: Sequence[ChunkId]) -> dict[ChunkId, ChunkPlace]:

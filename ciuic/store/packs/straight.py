@@ -4,7 +4,9 @@ This module reads undamaged stores only. It leaves everything unusual to ``Store
 which knows other places of a chunk, repairs, and says what is wrong.
 """
 
+import contextlib
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ciuic import codec
 from ciuic.errors import CorruptionError, UnknownFormatError
@@ -16,6 +18,7 @@ from ciuic.store.format.frame import (
     parse_header,
 )
 from ciuic.store.index.places import ChunkPlace
+from ciuic.store.packs.failures import ChunksWritten
 from ciuic.store.packs.open_packs import OpenPacks
 from ciuic.store.records.kinds import CHAIN_MAX, DATA
 from ciuic.system.hashing import data_id
@@ -28,7 +31,9 @@ def read_straight(
     places: Mapping[ChunkId, ChunkPlace],
     chunk_id: ChunkId,
     out: memoryview,
+    *,
     raw: memoryview | None = None,
+    written: ChunksWritten | None = None,
 ) -> bool:
     """Read a chunk of file content that has a frame of its own.
 
@@ -41,6 +46,7 @@ def read_straight(
         chunk_id: The chunk.
         out: Writable memory, as long as the chunk. Its content is arbitrary if this returns False.
         raw: The frame, if the caller has read it; None: it is read here.
+        written: Chunks that need not be read from the packs; None: there are none.
 
     Returns:
         Whether ``out`` has the chunk.
@@ -51,11 +57,15 @@ def read_straight(
     place = places.get(chunk_id)
     if place is None or place.length_bytes != len(out):
         return False
+    if written is not None and _copied(written, chunk_id, out):
+        return True
     try:
         frame, payload = _stored(packs, place, raw)
         if frame.kind != DATA or len(frame.chunks) != 1 or frame.plain_bytes != len(out):
             return False
-        _decode(frame, payload, _bases(packs, places, frame, CHAIN_MAX), out)
+        with contextlib.ExitStack() as lent:
+            bases = _Bases(packs, places, written, lent)
+            _decode(frame, payload, bases.of(frame, CHAIN_MAX), out)
     except (CorruptionError, UnknownFormatError):
         return False
     return data_id(out) == chunk_id
@@ -68,7 +78,7 @@ def _stored(
     if place.frame_bytes > FRAME_BYTES_MAX:
         raise CorruptionError("it is longer than a frame can be")
     if raw is None:
-        raw = memoryview(packs.read(place))
+        raw = memoryview(packs.view(place))
     frame = parse_header(raw)
     if frame.total_bytes != len(raw):
         raise CorruptionError("the frame does not have the length in the chunk index")
@@ -86,28 +96,52 @@ def _decode(
     return codec.decode(frame.codec, payload, frame.plain_bytes, *bases, out=out)
 
 
-def _bases(
-    packs: OpenPacks, places: Mapping[ChunkId, ChunkPlace], frame: Frame, deltas_left: int
-) -> list[memoryview]:
-    """Return the bytes of each delta base of a frame.
+def _copied(written: ChunksWritten, chunk_id: ChunkId, out: memoryview) -> bool:
+    """Copy a chunk that is written already; return whether ``out`` has it."""
+    with written.lend(chunk_id, len(out)) as found:
+        if found is None:
+            return False
+        out[:] = found
+    return data_id(out) == chunk_id
 
-    Args:
+
+class _Bases(NamedTuple):
+    """Where the delta bases of one chunk come from.
+
+    Attributes:
         packs: The packs of the store.
         places: The places of the chunks below.
-        frame: The frame.
-        deltas_left: How many more deltas the chain may have.
+        written: Chunks that need not be read from the packs; None: there are none.
+        lent: Gives memory back when the chunk is decoded.
     """
-    if not frame.is_delta:
-        return []
-    check_delta_bases(frame)
-    if not deltas_left:
-        raise CorruptionError("its delta chain is too long")
-    found = []
-    for base in frame.delta_bases:
-        place = places.get(base)
+
+    packs: OpenPacks
+    places: Mapping[ChunkId, ChunkPlace]
+    written: ChunksWritten | None
+    lent: contextlib.ExitStack
+
+    def of(self, frame: Frame, deltas_left: int) -> list[memoryview]:
+        """Return the bytes of each delta base of a frame.
+
+        Args:
+            frame: The frame.
+            deltas_left: How many more deltas the chain may have.
+        """
+        if not frame.is_delta:
+            return []
+        check_delta_bases(frame)
+        if not deltas_left:
+            raise CorruptionError("its delta chain is too long")
+        return [self._base(base, deltas_left) for base in frame.delta_bases]
+
+    def _base(self, base: ChunkId, deltas_left: int) -> memoryview:
+        place = self.places.get(base)
         if place is None:
             raise CorruptionError("a delta base is in no known place")
-        below, payload = _stored(packs, place)
-        plain = _decode(below, payload, _bases(packs, places, below, deltas_left - 1))
-        found.append(memoryview(plain)[place.start_bytes :][: place.length_bytes])
-    return found
+        if self.written is not None:
+            found = self.lent.enter_context(self.written.lend(base, place.length_bytes))
+            if found is not None:
+                return found
+        below, payload = _stored(self.packs, place)
+        plain = _decode(below, payload, self.of(below, deltas_left - 1))
+        return memoryview(plain)[place.start_bytes :][: place.length_bytes]

@@ -3,9 +3,11 @@
 ``store.place.fetched`` reads them in parts.
 """
 
+import contextlib
 import functools
 import mmap
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 from weakref import WeakValueDictionary
@@ -26,6 +28,8 @@ _LISTED_AT_ONCE: Final = 1000
 """Keys that a server names in one answer."""
 _UPLOADS_AT_ONCE: Final = 2
 _READ_BYTES: Final = 1024 * 1024
+_DROP_S: Final = 0.02
+"""A pack is hashed, and then sent, at about 10 to 30 MB in this time."""
 
 
 class PackObjects:
@@ -160,8 +164,9 @@ class PackObjects:
     def _upload(self, pack_id: PackId, data: memoryview) -> None:
         try:
             self._raise_failure()
-            self._place.put(_key(pack_id), data)
-            self._segments.add(pack_id, data)
+            with _dropping_pages(data):
+                self._place.put(_key(pack_id), data)
+                self._segments.add(pack_id, data)
         except StoreError as error:
             self._failure = error
             raise
@@ -190,6 +195,33 @@ def _mapped(path: str) -> memoryview:
         while file.readinto(buffer):
             pass
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+@contextlib.contextmanager
+def _dropping_pages(data: memoryview) -> Iterator[None]:
+    """Unmap the pages of a mapped pack again and again while the client walks through it.
+
+    They stay in the page cache. What is walked through again is mapped again, without a read.
+    """
+    mapping = data.obj
+    if not isinstance(mapping, mmap.mmap):
+        yield
+        return
+    is_sent = threading.Event()
+
+    def drop() -> None:
+        while not is_sent.wait(_DROP_S):
+            mapping.madvise(mmap.MADV_DONTNEED)
+
+    dropping = threading.Thread(target=drop, name="drop", daemon=True)
+    with contextlib.suppress(RuntimeError):  # no more threads can be started: nothing is dropped
+        dropping.start()
+    try:
+        yield
+    finally:
+        is_sent.set()
+        if dropping.ident is not None:
+            dropping.join()
 
 
 def _read(path: str) -> memoryview:

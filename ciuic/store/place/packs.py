@@ -49,8 +49,21 @@ class OpenPack(Protocol):
         """
         ...
 
-    def read_ahead(self, offset_bytes: int, length_bytes: int) -> None:
-        """Read a part ahead, if that is of use. Errors are left to the later read."""
+    def view(self, length_bytes: int, offset_bytes: int) -> bytes | memoryview:
+        """Like ``read``, without a copy where that is possible.
+
+        It may keep far more in memory than it shows: drop it soon.
+        """
+        ...
+
+    def read_ahead(self, offset_bytes: int, length_bytes: int, *, is_in_turn: bool = False) -> None:
+        """Read a part ahead, if that is of use. Errors are left to the later read.
+
+        Args:
+            offset_bytes: Where it begins.
+            length_bytes: Its length.
+            is_in_turn: It is read after the parts that this was called for before, of any pack.
+        """
         ...
 
     def pass_by(self, offset_bytes: int, length_bytes: int) -> None:

@@ -1,8 +1,8 @@
 """A pack in a bucket, which is read in parts.
 
-What follows a part is often read next, so the parts of a sequence grow up to 8 MiB, and the next
-ones are fetched while the caller decodes. No byte is fetched again while it is kept, or while
-another thread fetches it.
+What follows a part is often read next, so the parts of a sequence grow up to 4 MiB, and the next
+ones, also those of the pack that is read next, are fetched while the caller decodes. No byte is
+fetched again while it is kept, or while another thread fetches it.
 
 A small pack is one part: a snapshot reads the trees of its parent, which are in packs of their own,
 in another order than they were written in. An index segment usually has the end of a pack, with its
@@ -34,11 +34,12 @@ _WHOLE_BYTES_MAX: Final = 2 * 1024 * 1024
 _AHEAD_BYTES_MIN: Final = 1024 * 1024
 """Reads in a row fetch the next part ahead when parts have grown to this length."""
 _AHEAD_AT_ONCE: Final = 4
-_PARTS_AHEAD: Final = 2
-"""Parts that are fetched ahead of a read, of one pack."""
+_PARTS_AHEAD: Final = 4
+"""Parts that are fetched ahead of a read."""
 _SEQUENCES_MAX: Final = 8
 """Sequences of reads in one pack at once: several threads read it, for several files."""
 _EXPECTED_MAX: Final = 16
+_PLANNED_MAX: Final = 64
 
 
 class _Fetch(NamedTuple):
@@ -56,6 +57,14 @@ class _Fetch(NamedTuple):
     data: "Future[bytes | memoryview]"
 
 
+class _Planned(NamedTuple):
+    """A range of a pack that will be read."""
+
+    pack: "ObjectPack"
+    begin: int
+    end: int
+
+
 class Fetching:
     """What the packs of a store share: the parts that are kept, and the threads that fetch ahead.
 
@@ -67,6 +76,34 @@ class Fetching:
         self.parts = FetchedParts(directory)
         self._pool = ThreadPoolExecutor(_AHEAD_AT_ONCE, thread_name_prefix="ahead")
         self._idle = threading.BoundedSemaphore(_AHEAD_AT_ONCE)
+        self._plan_lock = threading.Lock()
+        self._planned: list[_Planned] = []
+
+    def plan(self, pack: "ObjectPack", begin: int, end: int) -> None:
+        """Note a range that is read after those that were noted before."""
+        with self._plan_lock:
+            for number, known in enumerate(self._planned):
+                if known.pack is pack and known.begin <= begin <= known.end:
+                    self._planned[number] = known._replace(end=max(end, known.end))
+                    return
+            self._planned = [*self._planned[1 - _PLANNED_MAX :], _Planned(pack, begin, end)]
+
+    def go_on(self, pack: "ObjectPack", at: int, left: int) -> None:
+        """Begin to fetch what is read after a planned range, up to this many parts.
+
+        Args:
+            pack: The pack that is read.
+            at: It is read up to here, or fetched.
+            left: How many parts.
+        """
+        with self._plan_lock:
+            planned = self._planned
+        numbers = range(len(planned))
+        here = [n for n in numbers if planned[n].pack is pack and planned[n].begin < at]
+        here = [n for n in here if at <= planned[n].end]
+        for following in planned[here[-1] + 1 :] if here else ():
+            if left:
+                left = following.pack.fetch_ahead(following.begin, following.end, left)
 
     def begin(self, task: Callable[[], bytes | memoryview]) -> "Future[bytes | memoryview] | None":
         """Run a task in a thread; None: all threads are busy, or the packs were closed."""
@@ -83,6 +120,7 @@ class Fetching:
     def close(self) -> None:
         """Keep nothing, and fetch nothing ahead from now on."""
         self.parts.close()
+        self._planned = []
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -132,15 +170,21 @@ class ObjectPack:
     def read(self, length_bytes: int, offset_bytes: int) -> bytes:
         """See ``OpenPack``."""
         end = min(offset_bytes + length_bytes, self._size_bytes)
-        data = self._read(offset_bytes, end)
+        data = bytes(self._read(offset_bytes, end))
         if end == self._size_bytes - TRAILER_BYTES and self._segments.learns:  # the footer
             trailer = self._read(end, self._size_bytes)
             self._segments.learn(self._pack_id, self._size_bytes, data + trailer)
         return data
 
-    def read_ahead(self, offset_bytes: int, length_bytes: int) -> None:
+    def view(self, length_bytes: int, offset_bytes: int) -> bytes | memoryview:
+        """See ``OpenPack``: a part of a fetched part."""
+        return self._read(offset_bytes, min(offset_bytes + length_bytes, self._size_bytes))
+
+    def read_ahead(self, offset_bytes: int, length_bytes: int, *, is_in_turn: bool = False) -> None:
         """See ``OpenPack``: the next reads in this range are larger."""
-        begin, end = offset_bytes, offset_bytes + length_bytes
+        begin, end = offset_bytes, min(offset_bytes + length_bytes, self._size_bytes)
+        if is_in_turn:
+            self._fetching.plan(self, begin, end)
         with self._lock:
             if self._expected and self._expected[-1][0] <= begin <= self._expected[-1][1]:
                 last_begin, last_end = self._expected.pop()
@@ -158,13 +202,13 @@ class ObjectPack:
         """See ``OpenPack``: the next read asks the server again."""
         return self._parts.forget(self._pack_id, offset_bytes, offset_bytes + length_bytes)
 
-    def _read(self, begin: int, end: int) -> bytes:
+    def _read(self, begin: int, end: int) -> bytes | memoryview:
         found: list[bytes | memoryview] = []
         while begin < end:
             piece = self._piece(begin, end)
             found.append(piece)
             begin += len(piece)
-        return bytes(found[0]) if len(found) == 1 else b"".join(found)
+        return found[0] if len(found) == 1 else b"".join(found)
 
     def _piece(self, begin: int, end: int) -> bytes | memoryview:
         """Return the bytes from ``begin``, up to ``end`` or to the end of a part."""
@@ -191,11 +235,14 @@ class ObjectPack:
         with self._lock:
             part = part or self._parts.find(self._pack_id, begin)
             if part is not None:
-                self._go_on(part.end, part.ahead_end)
+                at, ahead_end = part.end, part.ahead_end
             else:
                 fetch = self._fetch_at(begin) or self._begun(begin, end, mine)
-                self._go_on(fetch.end, fetch.ahead_end)
+                at, ahead_end = fetch.end, fetch.ahead_end
+            left = self._go_on(at, ahead_end, _PARTS_AHEAD)
         # The lock is free: other threads read what is kept while this one waits.
+        if left and ahead_end:
+            self._fetching.go_on(self, ahead_end, left)
         if part is not None:
             return self._parts.read(part, begin, min(end, part.end))
         data = self._run(fetch) if fetch.data is mine else self._awaited(fetch)
@@ -221,24 +268,33 @@ class ObjectPack:
     def _fetch_at(self, at: int) -> _Fetch | None:
         return next((one for one in self._under_way if one.begin <= at < one.end), None)
 
-    def _go_on(self, at: int, ahead_end: int) -> None:
-        """Begin to fetch what follows a part, while the caller decodes that part."""
-        for _ in range(_PARTS_AHEAD):
-            if at >= ahead_end:
-                return
+    def fetch_ahead(self, begin: int, end: int, left: int) -> int:
+        """Begin to fetch a range that is read soon, up to ``left`` parts; returns what is left."""
+        with self._lock:
+            return self._go_on(begin, end, left)
+
+    def _go_on(self, at: int, ahead_end: int, left: int) -> int:
+        """Begin to fetch what follows a part, while the caller decodes that part.
+
+        Returns:
+            How many parts are left of ``left``.
+        """
+        while left and at < ahead_end:
+            left -= 1
             under_way = self._fetch_at(at)
             covered_to = self._parts.covered_to(self._pack_id, at)
             if under_way is not None or covered_to > at:
                 at = covered_to if under_way is None else under_way.end
                 continue
-            _, end = self._gap(at, at, min(at + PART_BYTES_MAX, ahead_end))
+            _, end = self._gap(at, at, _end_of_part(at, ahead_end))
             begun = self._fetching.begin(functools.partial(self._fetch, at, end, ahead_end))
             if begun is None:
-                return
+                return 0
             # It cannot have ended: that needs the lock.
             self._under_way.append(_Fetch(at, end, ahead_end, True, begun))
             self._note_sequence(self._sequence_to(at, at + 1), end, PART_BYTES_MAX)
             at = end
+        return left
 
     def _run(self, fetch: _Fetch) -> bytes | memoryview:
         """Fetch a part in this thread."""
@@ -308,7 +364,7 @@ class ObjectPack:
         return part_begin, part_end, self._size_bytes if length >= _AHEAD_BYTES_MIN else end
 
     def _bounded(self, begin: int, end: int) -> tuple[int, int]:
-        return self._gap(begin, begin, min(end, begin + PART_BYTES_MAX, self._size_bytes))
+        return self._gap(begin, begin, _end_of_part(begin, min(end, self._size_bytes)))
 
     def _sequence_to(self, begin: int, end: int) -> int | None:
         """Return where the sequence has come to that a range continues; None: there is none."""
@@ -321,3 +377,9 @@ class ObjectPack:
         self._sequences[end] = length
         while len(self._sequences) > _SEQUENCES_MAX:
             self._sequences.popitem(last=False)
+
+
+def _end_of_part(begin: int, end: int) -> int:
+    """Return where the first part of a range ends: servers store objects in stripes."""
+    is_short = end - begin <= PART_BYTES_MAX
+    return end if is_short else (begin // PART_BYTES_MAX + 1) * PART_BYTES_MAX

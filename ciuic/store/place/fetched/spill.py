@@ -16,7 +16,7 @@ from ciuic.system.free_space import free_space
 
 __all__ = ["PART_BYTES_MAX", "Spill"]
 
-PART_BYTES_MAX: Final = 8 * 1024 * 1024
+PART_BYTES_MAX: Final = 4 * 1024 * 1024
 _PIECE_BYTES: Final = 1024 * 1024
 _BLOCK_BYTES: Final = 4096
 _buffers: Final = BufferPool(_PIECE_BYTES)
@@ -26,7 +26,7 @@ needs the rest."""
 _RESERVE_BYTES: Final = 1024**3
 _LOOK_PARTS: Final = 8
 """The free space is looked at again after this many parts."""
-_SLOTS_MAX: Final = 2048
+_SLOTS_MAX: Final = 4096
 """16 GiB of the longest parts: a process that waits, as a mount does, keeps its file, and several
 processes share a disk."""
 
