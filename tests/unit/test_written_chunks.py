@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from ciuic.restore.place import written_chunks
-from ciuic.restore.place.written_chunks import WrittenChunks
+from ciuic.restore.place.far import written_chunks
+from ciuic.restore.place.far.written_chunks import WrittenChunks
 from ciuic.store.records.recipe_nodes import Piece
 from ciuic.system.hashing import data_id
 from ciuic.view.chunk_plan import Part

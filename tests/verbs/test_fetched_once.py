@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from ciuic.restore.place.written_chunks import WrittenChunks
+from ciuic.restore.place.far.written_chunks import WrittenChunks
 from ciuic.store.gc.usage import read_payload
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs import pack_writer
@@ -190,12 +190,11 @@ def test_damage_of_what_is_kept_is_not_damage_of_the_store(tmp_path, machine, fe
     # What reads it in another way finds other bytes than the first time, and asks no server.
     monkeypatch.setattr(StoreReader, "read_into", lambda *_, **__: False)
     read = parts.FetchedParts.read
-    damaged = set()
+    damaged = {}
 
     def wrong(self, part, begin, end):
         data = read(self, part, begin, end)
-        if data is not None and part.kept is not None and part.pack_id not in damaged:
-            damaged.add(part.pack_id)
+        if part.kept is not None and damaged.setdefault(part.pack_id, part) is part and data:
             data = bytearray(data)
             data[len(data) // 2] ^= 1
         return data if data is None else bytes(data)

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.restore.place.far.side_by_side import SideBySide
 from ciuic.restore.place.job import Job, Pass, open_present
 from ciuic.restore.place.output import Output, open_direct
 from ciuic.restore.place.present_files import PresentFiles
-from ciuic.restore.place.side_by_side import SideBySide
 from ciuic.restore.place.target import target_faults
 from ciuic.restore.place.temporary_files import TemporaryFiles
 from ciuic.source.stability import same_content

@@ -109,7 +109,7 @@ class TemporaryFiles:
     def write_side_by_side(
         self, jobs: Sequence[Job], fill: Callable[[Sequence[int]], None]
     ) -> bool:
-        """Write files of which one call of ``fill`` writes all, to the descriptors that it gets.
+        """Write several files with one call of ``fill``, which gets their descriptors.
 
         Returns:
             False if one of them cannot be written. None is left then, and the caller writes each

@@ -200,7 +200,8 @@ class ObjectPack:
 
     def doubt(self, offset_bytes: int, length_bytes: int) -> bool:
         """See ``OpenPack``: the next read asks the server again."""
-        return self._parts.forget(self._pack_id, offset_bytes, offset_bytes + length_bytes)
+        self._parts.forget(self._pack_id, offset_bytes, offset_bytes + length_bytes)
+        return True  # also if another thread has just forgotten it
 
     def _read(self, begin: int, end: int) -> bytes | memoryview:
         found: list[bytes | memoryview] = []

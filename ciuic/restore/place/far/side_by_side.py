@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
+from ciuic.restore.place.far.written_chunks import WrittenChunks
 from ciuic.restore.place.job import Job, Pass
 from ciuic.restore.place.output import Output, open_direct
 from ciuic.restore.place.target import target_faults
 from ciuic.restore.place.temporary_files import TemporaryFiles
-from ciuic.restore.place.written_chunks import WrittenChunks
 from ciuic.store.records.kinds import ALONE_BYTES
 from ciuic.store.records.recipe_nodes import Piece
 from ciuic.system.workers.threads import Workers
