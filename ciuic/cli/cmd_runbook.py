@@ -68,8 +68,10 @@ def _reach(settings: Settings) -> Reach:
 
 
 def _plan(settings: Settings, *, is_only: bool) -> str:
-    every = format_duration(settings.snapshot_interval_s)
-    text = f"every {every}, retention policy {settings.retention_policy}."
+    every = f"every {format_duration(settings.snapshot_interval_s)}"
+    if settings.interval_bounds_s is not None:
+        every = f"at least {every}, as the daemon chooses"
+    text = f"{every}, retention policy {settings.retention_policy}."
     if is_only:
         return f"Snapshots are taken {text}"
     return f"- Schedule {settings.schedule}: {', '.join(settings.snapshot_paths)}, {text}"

@@ -53,7 +53,8 @@ def test_the_page_names_people_paths_store_and_what_is_missing(recovered: Machin
     assert "Last drill: " in text
     assert "every chosen file came back as it was" in text
 
-    recovered.configure(snapshot_paths="/srv")
+    recovered.configure(snapshot_paths="/srv", snapshot_interval="auto from 10m to 6h")
+    assert "Snapshots are taken at least every 6 h 00 m, as the daemon chooses" in page(recovered)
     assert f"set 'contacts' in {recovered.config}" in page(recovered)
 
 
