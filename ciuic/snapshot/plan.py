@@ -18,6 +18,7 @@ from ciuic.model import (
     PathWarning,
     SnapshotSummary,
     complete_ones,
+    newest_first,
 )
 from ciuic.snapshot.walk.walked_directory import OldTree
 from ciuic.source.directory import DirectoryHandle
@@ -153,10 +154,11 @@ def _parent(
 
     If a snapshot of this machine has a time in the future, every new snapshot names it as its
     parent while it exists. So the new snapshots precede it in ``newest_first``, even if others are
-    forgotten.
+    forgotten. Of several, it is the one that was committed last: the clock may have gone back again
+    since the others.
     """
     if own and own[0].taken_ns >= taken_ns:
-        return own[0]
+        return next(found for found in newest_first(own) if found.taken_ns >= taken_ns)
     wanted = set(roots)
     return next((found for found in series if wanted.intersection(found.roots)), None)
 

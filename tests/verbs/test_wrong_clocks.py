@@ -75,6 +75,16 @@ def test_latest_is_the_snapshot_that_was_committed_last_even_with_a_wrong_clock(
     assert life.names() == {before, known[2]}
 
 
+def test_latest_is_the_last_one_however_often_the_clock_goes_back(life: Life) -> None:
+    for years in (-1, -1, 3, -2, 1, -5, 1):
+        assert life.take(str(years).encode()) == life.find("latest")
+        if years > 0:
+            life.clock.advance(years * YEAR_S)
+        else:
+            life.clock.set_back(-years * YEAR_S)
+    assert life.take() == life.find("latest")
+
+
 def test_latest_valid_goes_back_by_commits_too(life: Life) -> None:
     life.take(b"before" * 5000)
     life.clock.advance(YEAR_S)
