@@ -39,7 +39,9 @@ def restored_tree(like: Any, state: dict[str, Any]) -> Any:
             names it.
         TypeError: A leaf is a pickle.
     """
-    refuse_pickles(state, "state")
+    refuse_pickles(
+        state, "state", "replace it by the result of its load() first, if you trust the store"
+    )
     leaves, form = jax.tree_util.tree_flatten_with_path(like)
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
     if set(names) != set(state):

@@ -63,7 +63,12 @@ def checkpoint(manager: SnapshotManager) -> Iterator[str | None]:
     if latest is None:
         yield None
         return
-    refuse_pickles(dict(latest), "checkpoint")
+    refuse_pickles(
+        dict(latest),
+        "checkpoint",
+        "the Trainer cannot resume from it; manager.load_latest_snapshot() returns the other values"
+        " as well",
+    )
     state = latest["extra"]["trainer_state"]
     with tempfile.TemporaryDirectory(prefix="ciuic-") as above:
         directory = os.path.join(above, f"checkpoint-{state['global_step']}")

@@ -205,6 +205,11 @@ def test_an_object_is_not_given_a_pickle_in_any_container(state):
         refuse_pickles(state, "optimizer")
 
 
+def test_a_refusal_says_what_to_do_where_there_is_no_object():
+    with pytest.raises(TypeError, match=r"which no load opens: replace it first$"):
+        refuse_pickles({"a": [LEAF]}, "state", "replace it first")
+
+
 def test_the_class_that_a_snapshot_names_for_a_pickle_cannot_write_to_the_terminal():
     hostile = PickledLeaf("x\x1b[2J\n", b"")
     with pytest.raises(TypeError) as caught:

@@ -23,6 +23,10 @@ _UNPICKLABLE: Final = (
     NotImplementedError,
 )
 """The exceptions with which pickle refuses a value."""
+_INTO_OBJECT: Final = (
+    "load the snapshot without this object, replace the pickle by the result of its load() if you"
+    " trust the store, and call load_state_dict"
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -105,27 +109,30 @@ def check_pickle_leaves(allowed: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def refuse_pickles(state: Any, name: str) -> None:
-    """Refuse to load a state into an object if it has pickles: the object could not use them.
+def refuse_pickles(state: Any, name: str, what_to_do: str = _INTO_OBJECT) -> None:
+    """Refuse to load a state that has pickles: what it is for could not use them.
+
+    Args:
+        state: The state.
+        name: Its name, for the message.
+        what_to_do: The end of the message.
 
     Raises:
         TypeError: It has one; the message names it.
     """
     if isinstance(state, PickledLeaf):
         raise TypeError(
-            f"{name} is a pickle of a {state.kind!r}, which no load opens: load the snapshot"
-            " without this object, replace the pickle by the result of its load() if you trust the"
-            " store, and call load_state_dict"
+            f"{name} is a pickle of a {state.kind!r}, which no load opens: {what_to_do}"
         )
     items: Any = ()
     if isinstance(state, dict):
         items = state.items()
         for key in state:
-            refuse_pickles(key, f"{name}[{key!r}]")
+            refuse_pickles(key, f"{name}[{key!r}]", what_to_do)
     elif isinstance(state, (list, tuple, set, frozenset)):
         items = enumerate(state)
     for key, inner in items:
-        refuse_pickles(inner, f"{name}[{key!r}]")
+        refuse_pickles(inner, f"{name}[{key!r}]", what_to_do)
 
 
 def _matches(pattern: str, name: str) -> bool:
