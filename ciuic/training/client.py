@@ -125,6 +125,11 @@ class WriterProcess:
         """The process can take requests."""
         return self._requests >= 0 and self._process.poll() is None
 
+    @property
+    def has_ended(self) -> bool:
+        """The process reads no shared memory any more."""
+        return self._process.poll() is not None
+
     def stand_back(self) -> None:
         """Make the process yield the processors to this program, until ``hurry``."""
         set_session_nice(self.pid, _NICE)

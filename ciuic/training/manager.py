@@ -215,9 +215,15 @@ class SnapshotManager:
                 an earlier save, this one has not begun.
         """
         arguments.checked_channel(channel)
-        epoch = arguments.checked_epoch(epoch)
         step = arguments.checked_step_of_save(step, has_ranks=self._job is not None)
+        policies = self._rules.policies
         with self._lock:
+            try:
+                epoch = arguments.checked_epoch(epoch)
+                tags = tags_of(channel, self._run, epoch, step) + metric_tags(policies, metrics)
+            except Exception as error:
+                self._saves.give_up([step, channel], error)
+                raise
             urgent = self._preemption if channel == FULL and self._is_urgent else None
             if (other := self._saves.wait_for_turn(urgent, wait=wait)) is not None:
                 return other
@@ -229,10 +235,8 @@ class SnapshotManager:
                 "scaler": scaler,
                 "dataloader": dataloader,
             }
-            policies = self._rules.policies
             take = partial(sections_of, self._job, model, always, others, extra)
             take = partial(take, policies=policies, is_full=channel == FULL)
-            tags = tags_of(channel, self._run, epoch, step) + metric_tags(policies, metrics)
             handle = self._begin(take, channel, tags, step)
             if urgent is not None:
                 self._saves.settle_in_grace(urgent)

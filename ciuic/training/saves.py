@@ -116,9 +116,7 @@ class Saves:
             copies_frozen = self._clock.now_ns() >= self._frozen_until_ns
             files = self._stager.stage(sections, copies_frozen=copies_frozen) if sections else []
         except BaseException as error:
-            if self._job is not None:
-                # The other ranks must not wait for a part that never comes.
-                self.ask({"do": "give-up", "label": request["label"], "why": str(error)})
+            self.give_up(request["label"], error)
             raise
         written = [[file.name, file.parts] for file in files]
         do = "save" if self._job is None or self._job.rank == 0 else "part"
@@ -130,6 +128,18 @@ class Saves:
         self._loaded = None
         writer.stand_back()
         return handle
+
+    def give_up(self, label: Sequence[object], error: BaseException) -> None:
+        """Tell the other ranks, if there are any, that this one saves nothing at a step.
+
+        They would wait for a part that never comes.
+
+        Args:
+            label: The step and the channel.
+            error: Why.
+        """
+        if self._job is not None:
+            self.ask({"do": "give-up", "label": label, "why": str(error)})
 
     def wait_for_turn(self, urgent: Preemption | None, *, wait: bool) -> SaveHandle | None:
         """Wait for the save under way, so that another one can begin.
@@ -156,14 +166,7 @@ class Saves:
         self._check_usable()
         if not self._skips or self._under_way is None or self._under_way.done:
             return None
-        answer: Future[dict[str, Any]] = Future()
-        answer.set_exception(
-            BusyError(
-                "this state was not saved: an earlier save was still under way",
-                hint="Save less often, or leave out if_busy='skip': then the save waits.",
-            )
-        )
-        return SaveHandle(answer)
+        return _left_out("Save less often, or leave out if_busy='skip': then the save waits.")
 
     def loaded(self, state: LoadedState | None) -> LoadedState | None:
         """Note for the next save which state the program goes on from; returns it."""
@@ -195,14 +198,23 @@ class Saves:
             self._writer.hurry()
         return self._writer, self._writer.ask(request)
 
-    def _let_go_of_loose(self) -> None:
-        """After an exception while a request was sent, wait until that process has ended.
+    def _let_go_of_loose(self, timeout_s: float | None = None) -> None:
+        """After an exception while a request was sent, wait until it is finished.
 
-        It finishes what it was asked whole, and reads the shared memory until then.
+        The writer finishes what it was asked whole, and reads the shared memory until then.
+
+        Raises:
+            TimeoutError: The writer still does.
         """
-        if self._writer is not None and self._writer.is_loose:
-            self._writer.close()
-            self._writer = None
+        writer = self._writer
+        if writer is None or not writer.is_loose:
+            return
+        # First: rank 0 takes a rank that has no connection for one that has ended.
+        fresh = self._connected() if isinstance(writer, RankClient) and writer.is_alive else None
+        writer.close(timeout_s)
+        if not writer.has_ended:
+            raise TimeoutError("the save that an exception ended is still under way")
+        self._writer = fresh
 
     def settle(self, timeout_s: float | None = None) -> SnapshotId | None:
         """Wait for the save under way, and raise its failure if no call has raised it yet.
@@ -215,7 +227,7 @@ class Saves:
             CiuicError: It failed.
         """
         self._check_usable()
-        self._let_go_of_loose()
+        self._let_go_of_loose(timeout_s)
         handle = self._under_way
         if handle is None:
             return None
@@ -246,7 +258,7 @@ class Saves:
         A failure is a warning: this raises nothing.
 
         Returns:
-            The save, if it is still under way.
+            The save that is still under way, or a handle that says so; None: none is.
         """
         try:
             self.settle(preemption.remaining_s())
@@ -254,7 +266,8 @@ class Saves:
             warn_program(
                 "the grace period ends before the save is durable; it goes on in another process"
             )
-            return self._under_way
+            # An exception may have ended that save before it had a handle.
+            return self._under_way or _left_out("Save again, or give the program more time.")
         except CiuicError as error:
             # Raising would end the program without the save that the signal asked for.
             warn_program(f"a save failed: {error.message}")
@@ -294,3 +307,12 @@ class Saves:
             )
         if self._is_closed:
             raise UsageError("this SnapshotManager is closed", hint="Make a new one.")
+
+
+def _left_out(hint: str) -> SaveHandle:
+    """Return the handle of a save that did not begin, because another one is under way."""
+    answer: Future[dict[str, Any]] = Future()
+    answer.set_exception(
+        BusyError("this state was not saved: an earlier save was still under way", hint=hint)
+    )
+    return SaveHandle(answer)

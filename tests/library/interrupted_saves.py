@@ -15,7 +15,8 @@ from ciuic import SnapshotManager
 
 TRAINING = os.path.join(os.path.dirname(ciuic.__file__), "training")
 TRACED = frozenset(
-    os.path.join(TRAINING, name) for name in ("client.py", "handle.py", "manager.py", "saves.py")
+    os.path.join(TRAINING, name)
+    for name in ("client.py", "handle.py", "manager.py", "saves.py", "ranks/client.py")
 )
 """The files in which a save has a state that an exception could leave half changed."""
 
@@ -40,11 +41,13 @@ class Interruption:
         return self
 
 
-def interrupted(manager: SnapshotManager, step: int, at: int, error: type[BaseException]) -> bool:
+def interrupted(
+    manager: SnapshotManager, step: int, at: int, error: type[BaseException], **more: object
+) -> bool:
     """Save, and end the save at a line; returns whether it came to this line."""
     sys.settrace(Interruption(at, error))
     try:
-        manager.save_snapshot(state(step), {}, 0, step=step)
+        manager.save_snapshot(state(step), {}, 0, step=step, **more)
     except error:
         return True
     finally:
@@ -74,4 +77,5 @@ def main(store: str) -> None:
     print(at)
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ciuic import SnapshotManager
-from ciuic.errors import UsageError
+from ciuic.errors import BusyError, UsageError
+from tests.kit.daemon import wait_until
 
 PATIENCE_S = 120
 STATE = {"w": np.arange(50_000.0)}
@@ -39,6 +40,10 @@ def manager(tmp_path):
 
 def notify(number: signal.Signals = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def writer_pid(manager: SnapshotManager) -> int:
@@ -155,6 +160,32 @@ def test_a_save_that_outlasts_the_grace_period_goes_on_without_the_program(tmp_p
             os.kill(writer_pid(manager), signal.SIGCONT)
         assert handle.wait(PATIENCE_S)
         assert [saved.step for saved in manager.list()] == [2, 1]
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_a_save_that_an_exception_ended_does_not_outlast_the_grace_period(tmp_path, monkeypatch):
+    with SnapshotManager(tmp_path / "store", preemption_grace=0.2) as manager:
+        manager.save_snapshot(STATE, step=1, wait=True)
+        writer = manager._saves._writer
+        os.kill(writer.pid, signal.SIGSTOP)
+        try:
+            with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+                patched.setattr("ciuic.training.saves.SaveHandle", interrupt)
+                manager.save_snapshot(STATE, step=2)
+            notify()
+            # The memory of step 2 cannot take another state.
+            with pytest.warns(RuntimeWarning, match="the grace period ends before"):
+                handle = manager.step(3, {"w": STATE["w"] * 2})
+            with pytest.raises(BusyError, match="this state was not saved: an earlier save"):
+                handle.wait()
+            assert not manager.should_stop
+        finally:
+            os.kill(writer.pid, signal.SIGCONT)
+        wait_until("step 2 is durable", lambda: writer.has_ended)
+        with pytest.warns(RuntimeWarning, match="the grace period ends before"):
+            assert manager.step(4, STATE).wait(PATIENCE_S)
+        assert [saved.step for saved in manager.list()] == [4, 2, 1]
+        assert np.array_equal(manager.load_snapshot(2)["model_state_dict"]["w"], STATE["w"])
 
 
 def test_the_failure_of_an_earlier_save_does_not_prevent_the_last_one(manager):

@@ -26,6 +26,8 @@ from tests.kit.filesystems import disk
 from tests.kit.program import ciuic
 
 TRAINING = Path(__file__).with_name("rank_training.py")
+HANG_S = 60
+"""Less than a rank waits for another one."""
 
 
 @pytest.fixture
@@ -198,6 +200,20 @@ def test_a_rank_that_waits_for_a_rank_0_that_has_ended_is_told(rank):
         part.wait()
 
 
+@pytest.mark.timeout(45)  # less than rank 0 waits for its last answers
+def test_a_part_whose_manager_is_gone_holds_up_nothing_when_the_rank_comes_again(rank):
+    first, gone = rank(0), rank(1)
+    save(gone, 3, 1.0)
+    # The part has arrived: rank 0 sees that it belongs to another step.
+    with pytest.raises(StoreError, match="rank 1 saves step 3"):
+        save(first, 2, 1.0, wait=True)
+    gone._saves.close(timeout_s=0.0)
+
+    handles = [save(manager, 4, 1.0) for manager in (rank(1), first)]
+    assert handles[0].wait() == handles[1].wait()
+    first.close()
+
+
 def test_ranks_that_save_different_steps_are_refused(rank):
     first, second = rank(0), rank(1)
     waiting = save(second, 8, 1.0)
@@ -207,12 +223,14 @@ def test_ranks_that_save_different_steps_are_refused(rank):
     assert save(first, 8, 1.0).wait() == waiting.wait()
 
 
+@pytest.mark.timeout(HANG_S)
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_that_cannot_copy_its_state_fails_the_save_of_all_at_once(rank, failing):
+@pytest.mark.parametrize("wrong", [{"extra": object()}, {"epoch": "a\nb"}], ids=["extra", "epoch"])
+def test_a_rank_that_cannot_copy_its_state_fails_the_save_of_all_at_once(rank, failing, wrong):
     managers = [rank(number) for number in range(2)]
     other = save(managers[1 - failing], 1, 1.0)
-    with pytest.raises(TypeError, match="extra"):
-        save(managers[failing], 1, 1.0, extra=object())
+    with pytest.raises((TypeError, UsageError), match=next(iter(wrong))):
+        managers[failing].save_snapshot({"w": np.ones(3)}, {}, **{"epoch": 0, "step": 1} | wrong)
     with pytest.raises(StoreError, match=f"rank {failing} could not save"):
         other.wait()
 

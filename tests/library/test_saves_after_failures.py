@@ -13,6 +13,7 @@ import pytest
 
 from ciuic import Best, SnapshotManager
 from ciuic.errors import StoreError, UsageError
+from tests.kit.chance import drawn_seed
 
 HERE = Path(__file__).parent
 HANG_S = 60
@@ -47,6 +48,22 @@ def test_a_save_that_ctrl_c_ends_at_any_line_leaves_a_usable_manager(tmp_path: P
     done = run(HERE / "interrupted_saves.py", tmp_path)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_save_of_ranks_that_ctrl_c_ends_at_any_line_of_one_mixes_no_two_steps(
+    victim: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    distance = 1 if os.environ.get("CIUIC_LONG") else 8
+    first = drawn_seed() % distance
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    program = (HERE / "interrupted_ranks.py", tmp_path / "store", victim, first, distance)
+    done = run(*launcher, *program, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) * distance > 50
 
 
 WRONG: dict[str, tuple[Callable[[], dict[str, Any]], type[BaseException]]] = {

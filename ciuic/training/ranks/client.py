@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections import deque
 from concurrent.futures import Future
 from typing import Final
 
@@ -39,9 +40,10 @@ class RankClient:
     def __init__(self, job: Job, memory_fd: int, clock: Clock) -> None:
         self._job = job
         self._memory_fd = memory_fd
-        self._lock = threading.Lock()
-        self._waiting: list[Future[Message]] = []
+        # No lock: see ``WriterProcess``.
+        self._waiting: deque[Future[Message]] = deque()
         self._is_over = False
+        self._has_ended = threading.Event()
         self.is_loose = False
         self._socket = self._connect(clock)
         self._listener = threading.Thread(target=self._listen, name="ciuic-rank", daemon=True)
@@ -60,6 +62,11 @@ class RankClient:
     def is_alive(self) -> bool:
         """The connection can take requests."""
         return not self._is_over
+
+    @property
+    def has_ended(self) -> bool:
+        """After ``close`` while it was loose: rank 0's writer reads this rank's memory no more."""
+        return self._has_ended.is_set()
 
     def stand_back(self) -> None:
         """Do nothing: the process belongs to rank 0."""
@@ -81,8 +88,7 @@ class RankClient:
             )
         future: Future[Message] = Future()
         self.is_loose = True
-        with self._lock:
-            self._waiting.append(future)
+        self._waiting.append(future)
         try:
             send(self._socket, request, self._memory_fd if request["do"] == "part" else None)
         except OSError:
@@ -90,11 +96,17 @@ class RankClient:
         return future
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the connection; harmless twice."""
+        """End the connection; harmless twice. If it is loose, wait for the last answer first.
+
+        Args:
+            timeout_s: The longest wait in seconds; None: no limit.
+        """
+        # Rank 0's writer reads the shared memory until it has answered what it got whole.
+        how = socket.SHUT_WR if self.is_loose else socket.SHUT_RDWR
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._listener.join(timeout_s)
-        self._socket.close()
+            self._socket.shutdown(how)
+        # Not ``join``: after one that Ctrl-C ends, the next takes the thread for ended.
+        self._has_ended.wait(timeout_s)
 
     def _connect(self, clock: Clock) -> socket.socket:
         """Connect, and wait until the writer of rank 0 has accepted this rank."""
@@ -131,19 +143,22 @@ class RankClient:
             return connection
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while True:
-                answer, _ = receive(self._socket)
-                with self._lock:
-                    future = self._waiting.pop(0)
-                settle(future, answer)
-        self._fail_all()
+        try:
+            with self._socket, contextlib.suppress(OSError, ValueError):
+                while True:
+                    answer, _ = receive(self._socket)
+                    settle(self._waiting.popleft(), answer)
+        finally:
+            self._fail_all()
+            self._has_ended.set()
 
     def _fail_all(self) -> None:
         self._is_over = True
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        for future in waiting:
+        while self._waiting:
+            try:
+                future = self._waiting.popleft()
+            except IndexError:  # the other thread has taken it
+                break
             future.set_exception(
                 StoreError(
                     f"rank {self._job.rank} has lost the process that commits for rank 0; this"

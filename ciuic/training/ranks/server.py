@@ -236,6 +236,11 @@ class RankServer:
                     )
                 )
             self._refused.pop(rank, None)
+            if rank in self._parts:
+                # Another manager of this rank has taken its place. Nothing else would answer the
+                # part of the earlier one, and ``close`` would wait for the answer.
+                message = f"rank {rank} has begun another save"
+                self._finish(rank, _written(StoreError(message, hint=_INTACT)))
             self._parts[rank] = part
             self._changed.notify_all()
             self._changed.wait_for(
