@@ -119,6 +119,7 @@ def test_an_element_type_without_plain_bytes_is_refused_by_name(manager, dtype):
     [
         (lambda: torch.eye(3).to_mkldnn(), "of the layout torch._mkldnn"),
         (lambda: torch.empty(3, device="meta"), "without data"),
+        (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "a nested tensor"),
         (torch.nn.UninitializedParameter, "UninitializedParameter"),
         (lambda: torch.empty(3, dtype=torch.qint8), "quantized tensor without a scale"),
         (
@@ -126,7 +127,7 @@ def test_an_element_type_without_plain_bytes_is_refused_by_name(manager, dtype):
             "not a plain tensor",
         ),
     ],
-    ids=["layout", "meta", "uninitialized", "scale", "subclass"],
+    ids=["layout", "meta", "nested", "uninitialized", "scale", "subclass"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_tensor_without_plain_bytes_is_refused_by_name(manager, make, what):
@@ -135,6 +136,13 @@ def test_a_tensor_without_plain_bytes_is_refused_by_name(manager, make, what):
 
     assert "optimizer['state'][0] cannot be stored" in str(caught.value)
     assert what in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_tensor_that_is_nested_at_the_second_save_is_refused_by_name(manager):
+    manager.save_snapshot({"w": torch.ones(2)})
+    with pytest.raises(TypeError, match=r"^model\['w'\] cannot be stored: it is a nested tensor"):
+        manager.save_snapshot({"w": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])})
 
 
 def test_views_with_pending_operations_are_stored_by_their_values(manager):

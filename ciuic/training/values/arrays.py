@@ -114,10 +114,19 @@ def describe(value: Array) -> ArrayLeaf:
 
 
 def kind_of(value: Array) -> tuple[object, ...]:
-    """Return what decides how an array is stored: equal kinds have equal descriptions."""
+    """Return what decides how an array is stored: equal kinds have equal descriptions.
+
+    Raises:
+        UnstorableError: It has no shape.
+    """
     if isinstance(value, np.ndarray):
         return type(value), value.dtype, value.shape
-    return type(value), value.dtype, value.shape, value.device, value.layout
+    try:
+        return type(value), value.dtype, value.shape, value.device, value.layout
+    except RuntimeError:
+        # Only here: the training waits while each tensor is asked.
+        _refuse_nested(value)
+        raise
 
 
 def memory_of(value: Array, kind: tuple[object, ...]) -> tuple[object, ...] | None:
@@ -235,10 +244,16 @@ def _refuse_torch(tensor: Array, name: str) -> None:
         raise UnstorableError(f"is a sparse tensor ({tensor.layout})")
     if tensor.is_quantized:
         raise UnstorableError(f"is a quantized tensor ({tensor.dtype})")
+    _refuse_nested(tensor)
     if tensor.device.type == "meta":
         raise UnstorableError("is a tensor without data (device 'meta')")
     if name not in _TORCH_AS_IS and name not in _TORCH_IN_PAIRS and name not in _TORCH_AS_BYTES:
         raise UnstorableError(f"is a tensor of the unknown element type {tensor.dtype}")
+
+
+def _refuse_nested(tensor: Array) -> None:
+    if tensor.is_nested:
+        raise UnstorableError("is a nested tensor")
 
 
 def _stored(
