@@ -224,6 +224,17 @@ def test_ranks_that_save_different_steps_are_refused(rank):
 
 
 @pytest.mark.timeout(HANG_S)
+def test_a_rank_that_waits_for_a_step_that_rank_0_has_passed_is_told_at_once(rank):
+    first, second = rank(0), rank(1)
+    waiting = save(second, 3, 1.0)
+    for handle in (save(first, 4, 1.0), waiting):
+        with pytest.raises(StoreError, match=r"rank 1 saves step 3 .* while rank 0 saves step 4"):
+            handle.wait()
+    handles = [save(manager, 5, 1.0) for manager in (second, first)]
+    assert handles[0].wait() == handles[1].wait()
+
+
+@pytest.mark.timeout(HANG_S)
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("wrong", [{"extra": object()}, {"epoch": "a\nb"}], ids=["extra", "epoch"])
 def test_a_rank_that_cannot_copy_its_state_fails_the_save_of_all_at_once(rank, failing, wrong):

@@ -153,7 +153,8 @@ class RankServer:
             # Reported once: the rank may try this step again.
             self._refused.pop(rank, None)
         for rank, part in list(self._parts.items()):
-            if part.label == label:
+            # Rank 0 never goes back, so nothing else would answer the part of an earlier step.
+            if part.label == label or part.label[0] < label[0]:
                 self._finish(rank, _written(error))
         return error
 
