@@ -1,10 +1,13 @@
 """Alerts, against real servers: some hang, redirect, answer 500 or send byte by byte."""
 
 import dataclasses
+import fcntl
 import json
 import os
+import resource
 import socket
 import socketserver
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +22,7 @@ from ciuic.guard.alerts.deliver import deliver, start_delivery
 from ciuic.guard.alerts.message import Message
 from ciuic.guard.alerts.send import NotSent, send
 from ciuic.store.store import open_store
+from ciuic.system.clock import SystemClock
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import wait_until
@@ -115,6 +119,43 @@ def test_the_end_of_a_fault_never_arrives_before_its_beginning(hooks: Any) -> No
     (handle,) = last.values()
     os.close(handle)
     assert [one["text"] for _, one in hook.got] == ["0", "0", "1", "2"]
+
+
+def test_the_wait_for_the_message_before_is_part_of_the_time_to_give_up(hooks: Any) -> None:
+    hook = hooks(503)
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(old[0], 4096), old[1]))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        low = os.pidfd_open(process.pid)
+        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 2000)
+        try:
+            why = deliver(webhook(hook.url), MESSAGE, SystemClock(), give_up_s=0.1, before=high)
+            assert why == "it answered with status 503"
+            assert process.poll() is None
+            assert len(hook.got) == 1
+        finally:
+            process.kill()
+            os.close(low)
+            os.close(high)
+            resource.setrlimit(resource.RLIMIT_NOFILE, old)
+    with subprocess.Popen(["sleep", "0.5"]) as process:
+        handle = os.pidfd_open(process.pid)
+        # There would be time for a second attempt if it began when that process has ended.
+        deliver(webhook(hook.url), MESSAGE, SystemClock(), give_up_s=1.3, before=handle)
+        os.close(handle)
+    assert len(hook.got) == 2
+
+
+def test_a_message_whose_process_cannot_be_started_keeps_the_order_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = os.pidfd_open(os.getpid())
+    last = {("hook", MESSAGE.key): handle}
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    with pytest.raises(FileNotFoundError):
+        start_delivery([webhook("http://127.0.0.1:1/")], MESSAGE, last)
+    assert last == {("hook", MESSAGE.key): handle}
+    os.close(handle)
 
 
 def test_a_server_that_never_recovers_is_given_up(hooks: Any) -> None:

@@ -35,14 +35,31 @@ main()
 
 
 def deliver(
-    channel: Channel, message: Message, clock: Clock, *, give_up_s: float = _GIVE_UP_S
+    channel: Channel,
+    message: Message,
+    clock: Clock,
+    *,
+    give_up_s: float = _GIVE_UP_S,
+    before: int = -1,
 ) -> str | None:
     """Send a message; try again until it is handed over or the time is up.
+
+    Args:
+        channel: The channel.
+        message: The message.
+        clock: The clock.
+        give_up_s: The time for all of it. It includes the wait for the process before: otherwise
+            the processes of a channel that is down would wait for each other, more and more.
+        before: A handle of the process whose end comes first (pidfd).
 
     Returns:
         None if it was handed over, else a clause that says why not.
     """
     end_s = clock.monotonic_s() + give_up_s
+    if before >= 0:
+        ends = select.poll()  # select refuses descriptors above 1023
+        ends.register(before, select.POLLIN)
+        ends.poll(give_up_s * 1000)
     wait_s = _FIRST_S
     while True:
         try:
@@ -73,7 +90,7 @@ def start_delivery(
             continue
         values = [channel.name, channel.type, channel.least, dict(channel.values)]
         about = (channel.name, message.key)
-        before = last.pop(about, -1)
+        before = last.get(about, -1)
         handles = () if before < 0 else (before,)
         # Without the current directory: the modules of a training program are there.
         program = _PROGRAM.format(path=[place for place in sys.path if place])
@@ -84,6 +101,7 @@ def start_delivery(
             start_new_session=True,
             pass_fds=handles,
         )
+        last.pop(about, None)
         with contextlib.suppress(OSError):  # not more important than the message itself
             last[about] = os.pidfd_open(process.pid)
         for handle in handles:
@@ -102,11 +120,7 @@ def main() -> None:
     (name, kind, least, values), encoded, before = json.loads(sys.stdin.buffer.read())
     os.close(0)
     os.open(os.devnull, os.O_RDONLY)
-    if before >= 0:
-        select.select([before], [], [])
-        os.close(before)
-    why = deliver(
-        Channel(name, kind, least, values), Message.decoded(encoded.encode()), SystemClock()
-    )
+    channel = Channel(name, kind, least, values)
+    why = deliver(channel, Message.decoded(encoded.encode()), SystemClock(), before=before)
     if why is not None:
         sys.stderr.write(f"ciuic: the alert {name} was not delivered: {why}\n")
