@@ -13,6 +13,7 @@ from ciuic.store.place.credentials import AccessKey, find_access_key
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.location import PlaceOptions
 from ciuic.store.place.objects import Clients, ObjectPlace
+from ciuic.store.place.retries import TransientError
 
 SECRET = "s3cr3t+/key"
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": SECRET}
@@ -246,3 +247,10 @@ def test_a_machine_that_gives_no_credentials_is_not_taken_for_the_server(answer)
     found = sorted_error(GenericError(f"{asked}: {answer}"), "read", "s3://bucket/a")
     assert isinstance(found, AccessDeniedError)
     assert found.message == "cannot read s3://bucket/a: there are no credentials"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_machine_that_gives_no_credentials_for_now_is_asked_again(status):
+    asked = "Error performing PUT http://169.254.169.254/latest/api/token"
+    error = GenericError(f"{asked}: status code: {status} for now")
+    assert isinstance(sorted_error(error, "read", "s3://bucket/a"), TransientError)

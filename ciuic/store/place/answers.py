@@ -62,8 +62,6 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
         url: The object's or place's URL, without credentials.
     """
     text = str(error)
-    if _METADATA.search(text):
-        return _no_credentials(doing, url)
     status = _status(text)
     code = _code(text)
     message = f"cannot {doing} {url}: {_reason(status, code)}"
@@ -71,6 +69,8 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
         return StoreFullError(message, hint="Delete objects, or raise the quota of the bucket.")
     if status in _RETRIED:
         return TransientError(_reason(status, code), is_answer=True)
+    if _METADATA.search(text):
+        return _no_credentials(doing, url)
     if code == "NoSuchBucket":
         return StoreError(
             f"cannot {doing} {url}: the bucket does not exist",
