@@ -156,10 +156,13 @@ class Locator:
     def _first_step(self, root: Root) -> _Step:
         like = self._like[0] if self._like else None
         # The entry of a part of a root is in no node of its own.
-        self._top = b"" if isinstance(root, PartRoot) else root.tree
-        if like is not None and self._top and self._top == self._like_top:
-            return _Step(Located(root.path, like.located.entry), self._node, like)
-        return _Step(Located(root.path, read_root_entry(self._node, root)), self._node, like)
+        top = b"" if isinstance(root, PartRoot) else root.tree
+        if like is not None and top and top == self._like_top:
+            step = _Step(Located(root.path, like.located.entry), self._node, like)
+        else:
+            step = _Step(Located(root.path, read_root_entry(self._node, root)), self._node, like)
+        self._top = top
+        return step
 
     def _not_found(self, path: bytes) -> PathNotFoundError:
         """Return the error for a path that the snapshot does not have, with a hint."""

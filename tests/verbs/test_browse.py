@@ -8,11 +8,13 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ciuic.catalog import find_snapshot
 from ciuic.errors import CorruptionError, PathNotFoundError
 from ciuic.store.store import open_store
+from ciuic.system.hashing import data_id
 from ciuic.view.diff import Change, diff
 from ciuic.view.listing import find
 from ciuic.view.locator import Locator, locate
@@ -224,3 +226,22 @@ def test_the_directories_that_a_search_has_read_are_freed_at_once(box: Box) -> N
             assert there() is None
         finally:
             gc.enable()
+
+
+def test_a_root_that_cannot_be_read_is_not_taken_for_the_root_before_it(
+    box: Box, tmp_path: Path
+) -> None:
+    (box.source / "a").write_text("1")
+    other = write(tmp_path / "other" / "b", b"2").parent
+    taken = box.take(box.source, other)
+    with open_store(str(box.store)) as store:
+        manifest = store.manifest(taken.id)
+        first, second = manifest.roots
+        lost = msgspec.structs.replace(second, tree=data_id(b"not there"))
+        manifest = msgspec.structs.replace(manifest, roots=(first, lost))
+        locator = Locator(store, manifest)
+        assert locator.find(first.path) is not None
+        with pytest.raises(CorruptionError):
+            locator.find(lost.path)
+        with pytest.raises(CorruptionError):
+            Locator(store, manifest, like=locator).find(lost.path)
