@@ -138,8 +138,10 @@ def print_prune_report(report: PruneReport) -> None:
 
 def _print_waiting(report: PruneReport) -> None:
     count = len(report.waiting_for)
+    # Without any of its own, it waits to finish what an earlier prune or repair began.
+    own = f"{_packs(report.condemned)}," if report.condemned.packs else "packs of earlier prunes"
     click.echo(
-        f"{_packs(report.condemned)}, can be removed when {counted(count, 'session')}"
+        f"{own} can be removed when {counted(count, 'session')}"
         f" {inflected(count, 'has', 'have')} ended:",
         err=True,
     )

@@ -212,9 +212,10 @@ def _log_report(report: PruneReport) -> None:
         format_duration(report.total_s),
     )
     if report.waiting_for:
+        own = report.condemned.packs
         _log.info(
             "%s can be removed when these sessions have ended: %s",
-            counted(report.condemned.packs, "more pack"),
+            counted(own, "more pack") if own else "packs of earlier prunes",
             first_few(list(report.waiting_for)),
         )
         # Imported here because most stores are directories.

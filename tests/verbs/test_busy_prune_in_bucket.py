@@ -112,7 +112,9 @@ def test_a_prune_deletes_beside_two_writers_that_overlap_without_a_gap(
     assert os.listdir(os.path.join(_cache_of(pruners[-1]), "awaited")) == []
 
 
-def test_a_prune_that_died_later_delays_no_deletion_and_a_repair_at_work_does(writers, pruner):
+def test_a_prune_that_died_later_delays_no_deletion_and_a_repair_at_work_does(
+    writers, pruner, capsys
+):
     writing, _ = writers
     writing.do("begin")
     assert pruner.prune().condemned.packs == 1
@@ -122,6 +124,8 @@ def test_a_prune_that_died_later_delays_no_deletion_and_a_repair_at_work_does(wr
     writing.do("take")
     report = pruner.prune()
     assert (report.waiting_for, report.removed.packs) == ((f"repair-{session}",), 0)
+    print_prune_report(report)
+    assert "\npacks of earlier prunes can be removed when 1 session" in capsys.readouterr().err
     pruner.place().delete([f"leases/repair-{session}"])
     assert pruner.prune().removed.packs == 1
     pruner.check(listed=pruner.ids())
