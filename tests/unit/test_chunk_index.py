@@ -270,6 +270,13 @@ def test_another_writers_lock_is_busy_and_not_damage(index, path, monkeypatch):
         ChunkIndex(path, write=True).add_pack(name_of(2), 2, frames_of([b"two"]))
 
 
+def test_an_index_that_was_removed_while_it_is_open_is_said_to_be_gone(index, path):
+    os.unlink(path)
+    with pytest.raises(StoreError, match="was removed while it was in use") as caught:
+        index.add_pack(name_of(1), 1000, frames_of([b"one"]))
+    assert caught.value.hint.startswith("Run the command again")
+
+
 def test_a_private_index_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     index = ChunkIndex("", write=True)

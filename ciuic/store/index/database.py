@@ -221,6 +221,12 @@ def _translated(error: sqlite3.OperationalError, path: str) -> StoreError:
         return StoreFullError(f"cannot write {path}: no space left on the device")
     if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
         return BusyError(f"the chunk index {path} is in use by another process")
+    if code == sqlite3.SQLITE_READONLY and not os.path.exists(path):
+        # SQLite writes to no file that has lost its name, and calls it read-only.
+        return StoreError(
+            f"{path} was removed while it was in use",
+            hint="Run the command again: the file is a cache, and is rebuilt.",
+        )
     if code in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}:
         return StoreError(
             f"cannot use {path}: {error}",
