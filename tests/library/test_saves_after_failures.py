@@ -57,7 +57,7 @@ def test_a_save_of_ranks_that_ctrl_c_ends_at_any_line_of_one_mixes_no_two_steps(
     victim: int, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    distance = 1 if os.environ.get("CIUIC_LONG") else 8
+    distance = 1 if os.environ.get("CIUIC_LONG") else 16
     first = drawn_seed() % distance
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     program = (HERE / "interrupted_ranks.py", tmp_path / "store", victim, first, distance)

@@ -145,6 +145,25 @@ def test_a_tensor_that_is_nested_at_the_second_save_is_refused_by_name(manager):
         manager.save_snapshot({"w": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])})
 
 
+@pytest.mark.parametrize("left_bytes", [0, 40])
+@pytest.mark.parametrize("saved", [0, 1])
+@pytest.mark.parametrize(
+    "view", [lambda base: base, lambda base: base[500:], lambda base: base[::2]]
+)
+def test_a_tensor_whose_storage_was_freed_or_cut_is_refused_by_name(
+    manager, view, left_bytes, saved
+):
+    base = torch.arange(1000.0)
+    state = {"w": view(base)}
+    for _ in range(saved):
+        manager.save_snapshot(state, wait=True)
+
+    base.untyped_storage().resize_(left_bytes)
+
+    with pytest.raises(TypeError, match=r"^model\['w'\] cannot be stored: it has no memory"):
+        manager.save_snapshot(state)
+
+
 def test_views_with_pending_operations_are_stored_by_their_values(manager):
     number = torch.tensor([1 + 2j, 3 - 4j])
     state = {"conj": number.conj(), "neg": number.conj().imag, "expanded": torch.ones(1).expand(5)}

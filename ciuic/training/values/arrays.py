@@ -137,6 +137,9 @@ def memory_of(value: Array, kind: tuple[object, ...]) -> tuple[object, ...] | No
     Args:
         value: The array.
         kind: What ``kind_of`` returns for it: another call would take longer than all else here.
+
+    Raises:
+        UnstorableError: It has less memory than its shape needs.
     """
     # Without the class: a parameter and a tensor may be the same memory.
     if isinstance(value, np.ndarray):
@@ -144,6 +147,7 @@ def memory_of(value: Array, kind: tuple[object, ...]) -> tuple[object, ...] | No
         return ("numpy", start, kind[1:], value.strides) if value.nbytes else None
     if not value.numel():
         return None
+    _refuse_short(value)
     return value.data_ptr(), kind[1:], value.stride(), value.is_conj(), value.is_neg()
 
 
@@ -249,11 +253,26 @@ def _refuse_torch(tensor: Array, name: str) -> None:
         raise UnstorableError("is a tensor without data (device 'meta')")
     if name not in _TORCH_AS_IS and name not in _TORCH_IN_PAIRS and name not in _TORCH_AS_BYTES:
         raise UnstorableError(f"is a tensor of the unknown element type {tensor.dtype}")
+    _refuse_short(tensor)
 
 
 def _refuse_nested(tensor: Array) -> None:
     if tensor.is_nested:
         raise UnstorableError("is a nested tensor")
+
+
+def _refuse_short(tensor: Array) -> None:
+    """Refuse a tensor that ends behind its storage, where torch would read without a look.
+
+    Programs free the memory of a tensor by resizing its storage, as FSDP does between two steps.
+    """
+    last = tensor.numel() - 1
+    if not tensor.is_contiguous():
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = sum((length - 1) * stride for length, stride in steps)
+    end = tensor.storage_offset() + last + 1
+    if last >= 0 and end * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise UnstorableError("has no memory, or too little: its storage was freed or made smaller")
 
 
 def _stored(
