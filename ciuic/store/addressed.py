@@ -29,6 +29,7 @@ __all__ = [
     "local_directory",
     "open_at_address",
     "refuse_unreachable",
+    "short_limits",
 ]
 
 NO_SNAPSHOT: Final = "-"
@@ -36,7 +37,7 @@ NO_SNAPSHOT: Final = "-"
 _CONNECT_S: Final = 3.0
 _QUICK_S: Final = 5.0
 _PATIENCE_S: Final = 2.0
-"""These three are the time limits for a server that may be away, if the caller can do without."""
+"""The time limits for a server that may be away, if the caller does not wait long."""
 
 
 @contextlib.contextmanager
@@ -142,12 +143,18 @@ def refuse_unreachable(
         return
     from ciuic.store.place.address import open_place
 
-    short = replace(
-        options or PlaceOptions(), connect_s=_CONNECT_S, quick_s=_QUICK_S, patience_s=_PATIENCE_S
-    )
+    short = replace(short_limits(options), quick_s=_QUICK_S)
     place = open_place(address, environment, short)
     with contextlib.suppress(MissingError):
         place.size_bytes(layout.HEADER)
+
+
+def short_limits(options: PlaceOptions | None) -> PlaceOptions:
+    """Return options for a caller that does not wait long for a server that may be away.
+
+    A server that is there, and slow, has as much time for each answer as without them.
+    """
+    return replace(options or PlaceOptions(), connect_s=_CONNECT_S, patience_s=_PATIENCE_S)
 
 
 def ensure_store(address: str, environment: Mapping[str, str], clock: Clock) -> None:

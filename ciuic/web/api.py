@@ -144,7 +144,7 @@ class Api:
     def _content(self, request: Request) -> Response:
         path = os.fsencode(Query(request).needed("path"))
         with contextlib.ExitStack() as stack:
-            store = stack.enter_context(self._reading.opened())
+            store = stack.enter_context(self._reading.opened(is_long=True))
             manifest = store.manifest(self._reading.find(store, request.path_params["id"]).id)
             located = locate(store, manifest, path)
             entry = located.entry

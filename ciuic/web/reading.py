@@ -8,6 +8,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Final, Literal
 
 from ciuic.catalog import find_snapshot
@@ -23,7 +24,7 @@ from ciuic.report.change_documents import change_json
 from ciuic.report.doctor.findings import PROBLEM, WARNING, Finding, Subject
 from ciuic.report.entries import entry_json
 from ciuic.report.growth import full_in_s
-from ciuic.store.addressed import open_at_address
+from ciuic.store.addressed import open_at_address, refuse_unreachable, short_limits
 from ciuic.store.index.places import DrillRecord
 from ciuic.store.place.location import PlaceOptions
 from ciuic.store.records.manifest import Manifest
@@ -87,14 +88,25 @@ class Reading:
         self._away: dict[str, float] = {}
         self._copies_read: ContextVar[set[str] | None] = ContextVar("copies_read", default=None)
         self._list = SnapshotList(clock, lambda: [(one.name, one.address) for one in copies()])
-        self._examinations = Examinations(subject, clock)
+        short = short_limits(options)
+        self._examinations = Examinations(lambda: replace(subject(), options=short), clock)
         self._was_open = True
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Store]:
-        """Open the store for a request; what cannot be read in it is read from the copies."""
+    def opened(self, *, is_long: bool = False) -> Iterator[Store]:
+        """Open the store for a request; what cannot be read in it is read from the copies.
+
+        A person waits for the answer: a server that is away is noticed within seconds.
+
+        Args:
+            is_long: The answer may take long. If the server is away later, ciuic waits for it.
+        """
+        options = short_limits(self._options)
+        if is_long:
+            refuse_unreachable(self.store_path, os.environ, self._options)
+            options = self._options or PlaceOptions()
         with (
-            open_at_address(self.store_path, os.environ, self._options) as store,
+            open_at_address(self.store_path, os.environ, options) as store,
             reading_through(store, self._readable_copies) as through,
         ):
             try:

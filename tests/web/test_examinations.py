@@ -1,5 +1,7 @@
 """The findings of ``doctor`` on the page: kept, renewed in the background, shown with their age."""
 
+import os
+import re
 import socket
 import subprocess
 import sys
@@ -8,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ciuic.errors import CiuicError, ConfigError
+from ciuic.errors import CiuicError, ConfigError, OfflineError
 from ciuic.report.doctor.findings import Subject
+from ciuic.system.clock import SystemClock
 from ciuic.web.examinations import Examinations
 from ciuic.web.reading import Reading
 from ciuic.web.server import Address, serve
@@ -159,3 +162,22 @@ def test_an_examination_that_fails_is_an_answer_and_the_next_one_is_made() -> No
     with pytest.raises(ConfigError):
         examinations.get()
     assert examinations.get()[0].findings
+
+
+def test_a_bucket_that_is_away_is_said_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command waits minutes for its server to come back; a person in front of a page does not."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ALLOW_HTTP"):
+            monkeypatch.setenv(name, "true")
+        place = "s3://bucket/store"
+        reading = Reading(place, lambda: Subject(place, None, None), SystemClock())
+        (finding,) = [one for one in reading.overview().findings if one.about == b"store"]
+        with pytest.raises(OfflineError) as refused, reading.opened(is_long=True):
+            pass
+
+    for said in (os.fsdecode(finding.what), refused.value.message):
+        waited = re.search(r"attempts? in (\d+) s", said)
+        assert waited is not None, said
+        assert int(waited[1]) < 60, said
