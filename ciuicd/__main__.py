@@ -107,6 +107,9 @@ def _run(options: argparse.Namespace) -> int:
         return DONE if notify(load_settings(path), os.environ, SystemClock()) else FAILED
     if options.copy:
         return DONE if _copy(load_settings(path)) else FAILED
+    if options.check:
+        load_settings(path)
+        return DONE
     refuse_in_hook(os.environ)
     settings = load_settings(path)
     service = Service(
@@ -121,10 +124,19 @@ def _run(options: argparse.Namespace) -> int:
     if options.once:
         has_trouble = any(report.trouble_count for report in service.run_once())
         return TROUBLE if has_trouble else DONE
-    starts_again = service.serve()
-    if starts_again and not signals.end():
-        start_again(is_paused=service.is_paused)
+    _serve(service, signals)
     return DONE
+
+
+def _serve(service: Service, signals: "_Signals") -> None:
+    """Take snapshots until a signal comes, or go on as the program that has replaced this one."""
+    try:
+        if service.serve() and not signals.end():
+            start_again(is_paused=service.is_paused)
+    except (CiuicError, OSError):
+        if service.is_paused:
+            _log.warning("the pause ends here: the next ciuicd takes scheduled snapshots")
+        raise
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -158,6 +170,11 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take one snapshot now (with several schedules: of each that is due, or of the"
         " first if none is), apply retention_policy, and exit",
+    )
+    what.add_argument(
+        "--check",
+        action="store_true",
+        help="load the configuration, and exit; with 2 if it cannot be used",
     )
     what.add_argument(
         "--link-store",

@@ -24,12 +24,14 @@ class Notifier:
     """Sends messages to the service manager.
 
     Attributes:
+        has_manager: There is a manager. It starts the daemon again after a failure.
         watchdog_s: How often the manager expects a sign of life; None: never.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         address = environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
+        self.has_manager = bool(address)
         interval = environ.get("WATCHDOG_USEC", "")
         ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         usec = int(interval) if interval.isascii() and interval.isdigit() and ours else 0

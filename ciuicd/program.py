@@ -8,7 +8,8 @@ Every way of installing gives a changed file another size or another time of cha
 of a distribution, a checkout that is installed with ``pip install -e``.
 
 The new program runs in the old process, also below systemd. To end for systemd to start it would
-leave a unit with ``Restart=no`` without a daemon, and would end a pause.
+leave a unit with ``Restart=no`` without a daemon, and would end a pause. But a program that has
+moved, with its interpreter, never starts from where it was: after minutes, only its end helps.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from typing import Final, NoReturn
 
 import ciuic
 import ciuicd
+from ciuic.errors import DONE, FAILED, USAGE
 from ciuic.system.clock import Clock
 
 __all__ = ["PAUSED_VARIABLE", "Program", "start_again"]
@@ -29,10 +31,16 @@ _SUFFIXES: Final = (".py", ".so")
 _LOOK_S: Final = 5.0
 _TRIAL_S: Final = 60.0
 _TRIALS_APART_S: Final = 60.0
+_STUCK_S: Final = 300.0
+_CHECK: Final = "--check"
 
 
 class Program:
-    """The files of the two packages as they were when this module was imported."""
+    """The files of the two packages as they were when this module was imported.
+
+    Attributes:
+        is_config_refused: The program on disk starts, but refuses the configuration.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -40,6 +48,8 @@ class Program:
         self._looked_s = clock.monotonic_s()
         self._was_replaced = False
         self._failed: tuple[int, float] | None = None
+        self._broken_since_s: float | None = None
+        self.is_config_refused = False
 
     def is_replaced(self) -> bool:
         """Return whether a file was changed, added or removed since then."""
@@ -49,6 +59,8 @@ class Program:
             print_now = _fingerprint()
             self._print = print_now if self._print is None else self._print
             self._was_replaced = print_now != self._print
+            if not self._was_replaced:
+                self._broken_since_s = None
         return self._was_replaced
 
     def was_replaced(self) -> bool:
@@ -58,7 +70,9 @@ class Program:
         return self._was_replaced
 
     def can_start(self) -> bool:
-        """Return whether the program on disk starts: in the middle of an upgrade it does not.
+        """Return whether the program on disk starts with the configuration on disk.
+
+        In the middle of an upgrade it does not.
 
         A program that did not is tried again when it has changed, or after a minute.
         """
@@ -70,26 +84,49 @@ class Program:
             failed_print, failed_s = self._failed
             if failed_print == print_now and now_s < failed_s + _TRIALS_APART_S:
                 return False
-        self._failed = None if _starts() else (print_now, now_s)
+        code = _code_of_trial()
+        self._failed = None if code == DONE else (print_now, now_s)
+        self.is_config_refused = code == USAGE
+        if self._failed is None or self.is_config_refused:
+            self._broken_since_s = None
+        elif self._broken_since_s is None:
+            self._broken_since_s = now_s
         return self._failed is None
 
+    def is_stuck(self) -> bool:
+        """Return whether the program on disk has not started for minutes.
 
-def _starts() -> bool:
+        It may have moved, with its interpreter: then it never starts from where it was.
+        """
+        since_s = self._broken_since_s
+        return since_s is not None and self._clock.monotonic_s() >= since_s + _STUCK_S
+
+
+def _code_of_trial() -> int:
+    """Return the exit code of the program on disk: ``USAGE`` if it refuses the configuration."""
     import subprocess
 
-    arguments = len(sys.argv) - 1
-    try:
-        done = subprocess.run(
-            [*_command()[: len(sys.orig_argv) - arguments], "--version"],
+    def run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             timeout=_TRIAL_S,
             check=False,
         )
+
+    arguments = len(sys.argv) - 1
+    try:
+        # Python, too, exits with ``USAGE`` if the program is gone.
+        if run([*_command()[: len(sys.orig_argv) - arguments], "--version"]).returncode != DONE:
+            return FAILED
+        checked = run([*_command(), _CHECK])
     except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0
+        return FAILED
+    # An earlier version does not know the option, and says so.
+    is_unknown = checked.returncode == USAGE and _CHECK.encode() in checked.stderr
+    return DONE if is_unknown else checked.returncode
 
 
 def start_again(*, is_paused: bool) -> NoReturn:

@@ -93,7 +93,7 @@ class Service:
         self.is_paused = is_paused
         self._was_scheduled = False
         self._program = Program(clock)
-        self._has_said_replaced = False
+        self._said = ""
         self._refusal: CiuicError = CancelledError("the daemon is stopping")
         self._reloading = threading.Lock()
         self._watchdog = Watchdog(notifier, clock)
@@ -174,19 +174,35 @@ class Service:
                 hint="Try again in a few seconds.",
             )
             return True
-        error = StoreError(
-            "ciuic was changed on disk and does not start, so no snapshots are taken",
-            hint="Install ciuic again: the daemon then starts again by itself.",
-        )
-        if not self._has_said_replaced:
-            self._has_said_replaced = True
+        error = self._why_not_started()
+        if error.message != self._said:
+            self._said = error.message
             _log.error("%s", sentence(error))
         self._taker.remember(error)
         self._inbox.refuse_all(error)
         job = self._inbox.wait(_UPGRADE_LOOK_S)
         if job is not None:
             job.finish(error)
+        if self._notifier.has_manager and self._program.is_stuck():
+            raise StoreError(
+                "ciuic was changed on disk and has not started for five minutes, so this ciuicd"
+                " ends",
+                hint="The service manager starts the ciuicd of the unit; its log says what fails.",
+            )
         return False
+
+    def _why_not_started(self) -> CiuicError:
+        if self._program.is_config_refused:
+            return ConfigError(
+                "ciuic was changed on disk and cannot use the configuration, so no snapshots are"
+                " taken",
+                hint="Correct what 'ciuicd --check' names: the daemon then starts again by itself.",
+            )
+        return StoreError(
+            "ciuic was changed on disk and does not start, so no snapshots are taken",
+            hint="Install ciuic again: the daemon then starts again by itself. If ciuic is"
+            " elsewhere now, restart the daemon from there.",
+        )
 
     def stop(self) -> None:
         """End as soon as possible, even in the middle of a snapshot."""

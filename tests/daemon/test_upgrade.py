@@ -15,11 +15,12 @@ import pytest
 
 import ciuic
 from ciuic.control import request_done, request_snapshot, request_status
-from ciuic.errors import StoreError
+from ciuic.errors import ConfigError, StoreError
 from ciuic.system.clock import cpu_time_ns
 from tests.kit.daemon import REPOSITORY, Machine, wait_until
 
 LOOKS = 30
+RUN = "import sys; from ciuicd.__main__ import main; sys.exit(main(sys.argv[1:]))"
 VERSION = f'__version__ = "{ciuic.__version__}"'
 
 
@@ -57,8 +58,10 @@ class Installed:
             assert VERSION in text
             first.write_text(text.replace(VERSION, f'__version__ = "{version}"'))
 
-    def start(self, **environ: str) -> subprocess.Popen[bytes]:
-        command = [self.python, "-m", "ciuicd", "--config", self.machine.config]
+    def start(self, code: str = "", **environ: str) -> subprocess.Popen[bytes]:
+        """Start a daemon that serves, after some code."""
+        program = ["-c", f"{code}\n{RUN}"] if code else ["-m", "ciuicd"]
+        command = [self.python, *program, "--config", self.machine.config]
         with self.log.open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -161,7 +164,9 @@ def test_a_pause_outlives_an_upgrade(installed: Installed) -> None:
         process.send_signal(signal.SIGHUP)  # it looks at once
         wait_until("the new program serves", lambda new=version: installed.version() == new)
         assert request_status(store)["paused"]
-    assert installed.log.read_text().count("still paused: no scheduled snapshots") == 2
+    # The daemon answers just before it says so.
+    said = "still paused: no scheduled snapshots"
+    wait_until("it has said so twice", lambda: installed.log.read_text().count(said) == 2)
     assert not request_done(store, "resume")["paused"]
     installed.install("ciuic", "97.0")
     process.send_signal(signal.SIGHUP)
@@ -226,14 +231,52 @@ def test_a_daemon_takes_nothing_until_a_broken_upgrade_is_repaired(installed: In
     with pytest.raises(StoreError, match="ciuic was changed on disk and does not start"):
         request_snapshot(str(installed.machine.store))
     installed.wait_for_log("does not start, so no snapshots are taken. Install ciuic again")
+    installed.wait_for_log("If ciuic is elsewhere now, restart the daemon from there")
     status = request_status(str(installed.machine.store))
     assert status is not None
     assert "does not start" in status["last_error"]["message"]
     broken.write_bytes(right + b"# repaired\n")
-    installed.wait_for_log("ciuicd starts again")
-    wait_until("it serves again", lambda: installed.version() is not None)
+    # The old program, which is about to end, still answers for a moment.
+    serves = f"ciuicd {ciuic.__version__} serves"
+    wait_until("it serves again", lambda: installed.log.read_text().count(serves) == 2)
     assert request_snapshot(str(installed.machine.store)) is not None
     process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+
+
+def test_a_daemon_below_a_service_manager_ends_if_its_program_is_gone(
+    installed: Installed,
+) -> None:
+    waits_little = "from ciuicd import program; program._STUCK_S = 0.0"
+    process = installed.start(waits_little, NOTIFY_SOCKET="@nothing listens")
+    installed.wait_for_log("no warnings")
+    assert request_done(str(installed.machine.store), "pause")["paused"]
+    shutil.rmtree(installed.site / "ciuicd")
+    installed.python.unlink()
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 1
+    log = installed.log.read_text()
+    assert "has not started for five minutes, so this ciuicd ends. The service manager" in log
+    assert "the pause ends here" in log
+    assert "Traceback" not in log
+
+
+def test_a_daemon_waits_until_the_new_program_can_use_the_configuration(
+    installed: Installed,
+) -> None:
+    waits_little = "from ciuicd import program; program._STUCK_S = program._TRIALS_APART_S = 0.0"
+    process = installed.start(waits_little, NOTIFY_SOCKET="@nothing listens")
+    installed.wait_for_log("no warnings")
+    config = installed.machine.config
+    right = config.read_text()
+    config.write_text(right + "snapshot_interval = never\n")
+    installed.install("ciuic", "99.0")
+    with pytest.raises(ConfigError, match="changed on disk and cannot use the configuration"):
+        request_snapshot(str(installed.machine.store))
+    assert installed.version() == ciuic.__version__
+    config.write_text(right)
+    wait_until("the new program serves", lambda: installed.version() == "99.0")
+    process.terminate()
     assert process.wait(60) == 0
 
 
@@ -262,12 +305,11 @@ def test_a_snapshot_that_a_user_takes_with_once_is_taken_although_an_upgrade_com
     module = installed.site / "ciuicd" / "taking.py"
     installed.machine.configure(before=f"echo '# new' >> {module}")
     looks_always = "from ciuicd import program; program._LOOK_S = 0.0"
-    run = "import sys; from ciuicd.__main__ import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [
             installed.python,
             "-c",
-            f"{looks_always}\n{run}",
+            f"{looks_always}\n{RUN}",
             *("--config", installed.machine.config, "--once"),
         ],
         cwd=installed.machine.directory,
