@@ -115,7 +115,8 @@ class Attempts:
         failures: list[CiuicError] = []
         for state in states:
             try:
-                reports.append(self._taker.take(state.settings, self._job_for(state)))
+                job, interval_s = self._job_for(state), state.interval_s
+                reports.append(self._taker.take(state.settings, job, interval_s=interval_s))
             except CiuicError as error:
                 self._daemon.metrics.note_failure(error, is_snapshot=True)
                 if self._daemon.is_stopping:
@@ -140,7 +141,8 @@ class Attempts:
             # A user may have taken a snapshot since the last look.
             state.newest_ns = newest_taken_ns(state.settings, self._clock, by_daemon=True)
             if state.is_due:
-                self._finish(job, state, self._taker.take(state.settings, job))
+                report = self._taker.take(state.settings, job, interval_s=state.interval_s)
+                self._finish(job, state, report)
 
     def take_for(self, job: Job) -> None:
         """Take the snapshot that a client asked for."""
@@ -155,7 +157,11 @@ class Attempts:
             # A failed job must not wait for a full snapshot either.
             may_be_full = EMERGENCY_TAG not in job.tags
             report = self._taker.take(
-                state.settings, job, wait_s=_JOB_WAIT_S, may_be_full=may_be_full
+                state.settings,
+                job,
+                interval_s=state.interval_s,
+                wait_s=_JOB_WAIT_S,
+                may_be_full=may_be_full,
             )
             self._finish(job, state, report)
 
@@ -167,7 +173,13 @@ class Attempts:
         with self._attempt(job, state, scheduled=False):
             self._hold.take(self._daemon.settings)
             # A file that was closed is not a reason to read all other files again.
-            report = self._taker.take(state.settings, job, wait_s=_JOB_WAIT_S, may_be_full=False)
+            report = self._taker.take(
+                state.settings,
+                job,
+                interval_s=state.interval_s,
+                wait_s=_JOB_WAIT_S,
+                may_be_full=False,
+            )
         if report is None:
             state.follow_ups.drop()
         else:

@@ -126,6 +126,7 @@ class Service:
             if failures:
                 raise failures[0]
         finally:
+            self._taker.end()
             self.write_metrics()
         return reports
 
@@ -162,6 +163,7 @@ class Service:
                 self._inbox.refuse_all(self._refusal)
                 self._turns.drop_follow_ups()
                 self._hold.release()
+                self._taker.end()
         return starts_again
 
     def _can_start_again(self) -> bool:

@@ -95,16 +95,24 @@ class SnapshotTaker:
         self.last_report: TakeReport | None = None
         self.last_error: Document | None = None
         self._has_said_unpaced = False
-        self._share = ProcessorShare()
+        self._share = ProcessorShare(clock)
+        self._share.repair()
 
     def take(
-        self, settings: Settings, job: Job, *, wait_s: float = 0.0, may_be_full: bool = True
+        self,
+        settings: Settings,
+        job: Job,
+        *,
+        interval_s: float,
+        wait_s: float = 0.0,
+        may_be_full: bool = True,
     ) -> TakeReport:
         """Take the snapshot that ``job`` describes, with the hooks, and log its report.
 
         Args:
             settings: The daemon's configuration, with the schedule that the snapshot is for.
             job: Kind, tags and scope. It receives the progress.
+            interval_s: How often a snapshot of the schedule is due.
             wait_s: How long to wait for the store's lock.
             may_be_full: Whether the age of the last full snapshot may make this one full.
 
@@ -115,7 +123,7 @@ class SnapshotTaker:
         self._notifier.status("taking a snapshot")
         pacer = self._pacer(settings, job)
         gives_way = job.origin == DAEMON and settings.io_priority == "idle"
-        longest_s = patience_s(settings.snapshot_interval_s) if gives_way else 0.0
+        longest_s = patience_s(interval_s) if gives_way else 0.0
 
         hooks = Hooks(settings.before, settings.after, settings.hook_timeout_s)
 
@@ -138,7 +146,8 @@ class SnapshotTaker:
                 idling=Idling(self._clock, longest_s) if gives_way else None,
             )
 
-        with self._share.until_end(self._clock, longest_s):
+        # Hooks have time limits.
+        with self._share.lowered(0.0 if hooks.before or hooks.after else longest_s):
             if self._apart and not is_url(settings.snapshot_dir):
                 report = self._take_apart(take, job, request, hooks)
             else:
@@ -232,6 +241,10 @@ class SnapshotTaker:
                 " how long they wait. Boot it with psi=1, or set pressure_limit = 0"
             )
 
+    def end(self) -> None:
+        """Leave the machine as it was before the snapshots."""
+        self._share.end()
+
     def remember(self, error: CiuicError) -> None:
         """Keep the error of an attempt for the daemon's status."""
         self.last_error = error_fields(error, self._clock)
@@ -242,7 +255,8 @@ class SnapshotTaker:
 
     def _is_cancelled(self) -> bool:
         must_stop = self._cancelled()
-        self._share.look(must_stop=must_stop)
+        if must_stop:
+            self._share.set_back()
         return must_stop
 
     @contextlib.contextmanager

@@ -16,6 +16,9 @@ import threading
 from collections.abc import Iterable
 from typing import Final
 
+from ciuic.errors import ResourceError
+from ciuic.system.workers.threads import start
+
 __all__ = [
     "describe_schedulers",
     "idle_thread",
@@ -64,8 +67,9 @@ def idle_thread() -> bool:
     by session, still gets its share beside other groups.
 
     Returns:
-        False: nothing was changed, because ``stop_idling`` could not take it back. Users who are
-        not root may leave SCHED_IDLE only if their limit of the nice value is 19 or lower.
+        False: nothing was changed, because ``stop_idling`` could not take it back, or because there
+        can be no more threads. A process may leave SCHED_IDLE only with CAP_SYS_NICE, or if its
+        limit of the nice value is 19 or lower.
     """
     found: list[bool] = []
 
@@ -79,7 +83,10 @@ def idle_thread() -> bool:
 
     # In a thread that ends: one that cannot leave would stay idle.
     thread = threading.Thread(target=probe)
-    thread.start()
+    try:
+        start(thread)
+    except ResourceError:
+        return False
     thread.join()
     if not found or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False

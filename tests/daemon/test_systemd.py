@@ -1,9 +1,11 @@
 """The unit under a real systemd: sandbox, readiness, reload, stop, and restart."""
 
+import contextlib
 import fcntl
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -51,6 +53,10 @@ class Booted:
         return subprocess.run(
             [*self._enter, *command], capture_output=True, text=True, timeout=60, check=False
         )
+
+    def begin(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a command inside."""
+        return subprocess.Popen([*self._enter, *command])
 
     def output(self, *command: str) -> str:
         """Return the output of a command that must succeed."""
@@ -564,26 +570,136 @@ def test_systemd_waits_for_a_hook_that_runs_longer_than_its_own_limit(boot):
     assert systemd.journal().count("snapshot cs-") == 1
 
 
-def test_the_slice_is_idle_except_while_somebody_waits_for_a_snapshot(boot):
-    weight = "systemctl show --property CPUWeight ciuic.slice"
-    systemd = boot(CONFIG + f"before = {weight}\n")
-    systemd.output("systemctl", "start", "ciuicd")
-    systemd.wait_for_journal("snapshot cs-")
-    idle = systemd.output("sh", "-c", weight).strip()
-    assert idle in {"CPUWeight=idle", "CPUWeight=0"}
-    assert systemd.journal().count(idle) == 1
+ASK = (
+    f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+    "from ciuic.control import request_snapshot\n"
+    "request_snapshot('/.ciuic_snapshots', tags=('emergency',))"
+)
+GATE = """\
+import os, time
+from ciuic.snapshot import hooks
+take = hooks.take_snapshot
+def wait_and_take(*words, cancelled, **more):
+    while not os.path.exists("/srv/gate") and not cancelled():
+        time.sleep(0.02)
+    return take(*words, cancelled=cancelled, **more)
+hooks.take_snapshot = wait_and_take
+"""
+"""Every snapshot waits in the middle until there is a file."""
 
-    ask = (
-        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
-        "from ciuic.control import request_snapshot; request_snapshot('/.ciuic_snapshots')"
+
+class Gated:
+    """A machine whose snapshots wait in the middle until ``open``."""
+
+    def __init__(self, systemd: Booted) -> None:
+        self.systemd = systemd
+        directory = "/etc/systemd/system/ciuicd.service.d"
+        self.sh(f"mkdir {directory}; printf '[Service]\\nRestart=no\\n' > {directory}/no.conf")
+        self.sh(f"printf %s {shlex.quote(GATE)} > /srv/gate.py")
+        self.sh("sed -i '2s,$,; exec(open(\"/srv/gate.py\").read()),' /usr/local/bin/ciuicd")
+        self.sh("systemctl daemon-reload")
+
+    def sh(self, command: str) -> str:
+        return self.systemd.output("sh", "-ec", command)
+
+    def start(self, config: str = CONFIG) -> None:
+        self.sh(f"printf %s {shlex.quote(config)} > {CONF}; systemctl start ciuicd")
+        self._daemon = psutil.Process(host_pid(self.systemd))
+
+    def kill(self) -> None:
+        self._daemon.kill()
+        wait_until("it has failed", lambda: self.systemd.show("ActiveState") == "failed")
+
+    @property
+    def weight(self) -> str:
+        shown = self.sh("systemctl show --value --property CPUWeight ciuic.slice").strip()
+        return "idle" if shown == "0" else shown
+
+    def wait_for_weight(self, weight: str) -> None:
+        wait_until(f"the weight is {weight}", lambda: self.weight == weight)
+
+    def policies(self) -> set[int]:
+        """Return how the threads of the snapshot are scheduled; empty: none is taken."""
+        found: set[int] = set()
+        for child in self._daemon.children():
+            with contextlib.suppress(OSError, psutil.Error):
+                if child.name() != "systemctl":
+                    names = os.listdir(f"/proc/{child.pid}/task")
+                    found |= {os.sched_getscheduler(int(name)) for name in names}
+        return found
+
+    def wait_for_policy(self, policy: int) -> None:
+        wait_until(
+            "the snapshot's threads have it", lambda: self.policies() == {policy}, deadline_s=20
+        )
+
+    def keeps(self, weight: str) -> bool:
+        return all(self.weight == weight for _ in range(8))
+
+
+def test_the_slice_is_idle_only_until_a_snapshot_must_end_soon(boot):
+    gated = Gated(boot(CONFIG))
+    gated.start(CONFIG.replace("365d", "40s"))
+    gated.wait_for_weight("idle")
+    gated.wait_for_policy(os.SCHED_IDLE)
+    gated.wait_for_weight("10")
+    gated.wait_for_policy(os.SCHED_OTHER)
+    gated.sh("systemctl stop ciuicd")
+
+    gated.start()
+    gated.wait_for_weight("idle")
+    gated.sh("systemctl stop ciuicd")
+    assert gated.weight == "10"
+
+    gated.start()
+    gated.wait_for_weight("idle")
+    asking = gated.systemd.begin(sys.executable, "-c", ASK)
+    gated.systemd.wait_for_journal("because an emergency snapshot goes first")
+    gated.wait_for_weight("10")
+    gated.wait_for_policy(os.SCHED_OTHER)
+    assert gated.keeps("10")
+    gated.sh("touch /srv/gate")
+    assert asking.wait(60) == 0
+    assert gated.weight == "10"
+    gated.sh("systemctl stop ciuicd")
+    journal = gated.systemd.journal()
+    assert "Traceback" not in journal
+    assert "ciuic.slice" not in journal
+
+
+def test_only_an_idle_weight_of_ciuic_itself_is_set_back(boot):
+    gated = Gated(boot(CONFIG))
+    gated.start()
+    gated.wait_for_weight("idle")
+    gated.kill()
+    assert gated.weight == "idle"
+
+    # The next daemon sets it back. A snapshot with hooks leaves it as it is.
+    gated.start(
+        f"{CONFIG}before = while :; do systemctl show --property CPUWeight ciuic.slice; done"
     )
-    systemd.output(sys.executable, "-c", ask)
-    assert systemd.journal().count("CPUWeight=10") == 1
-    assert systemd.output("sh", "-c", weight).strip() == idle
+    gated.systemd.wait_for_journal("before: CPUWeight=10", 20)
+    assert "CPUWeight=idle" not in gated.systemd.journal().partition("before: CPUWeight=10")[2]
+    gated.kill()
 
-    # The weight that an administrator has chosen stays.
-    systemd.output("systemctl", "set-property", "--runtime", "ciuic.slice", "CPUWeight=77")
-    systemd.output(sys.executable, "-c", ask)
-    assert systemd.journal().count("CPUWeight=77") == 1
-    assert systemd.output("sh", "-c", weight).strip() == "CPUWeight=77"
-    assert "Traceback" not in systemd.journal()
+    gated.sh("systemctl set-property --runtime ciuic.slice CPUWeight=77")
+    gated.start()
+    gated.wait_for_policy(os.SCHED_IDLE)
+    assert gated.keeps("77")
+    gated.kill()
+
+    gated.sh("systemctl set-property ciuic.slice CPUWeight=idle")
+    gated.start()
+    gated.wait_for_policy(os.SCHED_IDLE)
+    assert gated.keeps("idle")
+    gated.kill()
+
+    gated.sh("systemctl set-property ciuic.slice CPUWeight=10")
+    gated.start()
+    gated.wait_for_weight("idle")
+    gated.sh("touch /srv/gate")
+    gated.systemd.wait_for_journal("snapshot cs-")
+    gated.wait_for_weight("10")
+    journal = gated.systemd.journal()
+    assert "Traceback" not in journal
+    assert "ciuic.slice" not in journal.replace("ciuic.slice; done", "")

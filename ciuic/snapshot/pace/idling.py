@@ -61,6 +61,7 @@ class Idling:
 
     def _end(self) -> None:
         with self._lock:
-            is_idle, self._until_s = self._until_s is not None, None
-        if is_idle:
-            stop_idling()
+            if self._until_s is not None:
+                # Within the lock: whoever comes second returns when no thread is idle any more.
+                stop_idling()
+                self._until_s = None
