@@ -1,4 +1,4 @@
-"""Makes ciuic.slice idle (CPUWeight=idle) while a snapshot is taken that nobody waits for.
+"""Makes ciuic.slice idle (CPUWeight=idle) while a snapshot of the schedule is taken.
 
 Beside a training that uses all processors, ten parts of a hundred are still too many: iterations
 took 1.65 times as long while a snapshot was taken with CPUWeight=10, and 1.01 to 1.04 times in an
@@ -117,7 +117,7 @@ class ProcessorShare:
             is_over.wait(longest_s)
         except (OSError, subprocess.SubprocessError) as error:
             _log.warning("%s does not become idle: %s", _SLICE, _reason(error))
-        # Also after a failure: systemd may have done it all the same.
+        # Also after a failure: systemd may have done it nevertheless.
         if has_asked:
             self._set_back()
 

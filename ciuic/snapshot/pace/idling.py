@@ -62,6 +62,6 @@ class Idling:
     def _end(self) -> None:
         with self._lock:
             if self._until_s is not None:
-                # Within the lock: whoever comes second returns when no thread is idle any more.
+                # Within the lock: a second thread returns only when none is idle any more.
                 stop_idling()
                 self._until_s = None
