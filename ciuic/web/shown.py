@@ -22,6 +22,7 @@ __all__ = [
     "ladder",
     "local_time",
     "meant",
+    "sent",
     "shown",
 ]
 
@@ -45,7 +46,12 @@ def meant(text: str, names: Iterable[str]) -> str:
     known = list(names)
     if text in known or "\\" not in text:
         return text
-    return next((name for name in known if shown(name) == text), text)
+    return next((name for name in known if text in {shown(name), sent(name).decode()}), text)
+
+
+def sent(name: str) -> bytes:
+    """Return a name from a log as text that can be sent; it may hold any surrogates."""
+    return name.encode("utf-8", "backslashreplace")
 
 
 def _escape(char: str) -> str:

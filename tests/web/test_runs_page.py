@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
+from ciuic.web.shown import meant, sent, shown
 from tests.kit.box import Box
 from tests.kit.served import served
 
@@ -95,6 +96,13 @@ def test_runs_are_chosen_and_compared_on_the_page_with_their_tensors(
         page.wait_for_selector("th:has-text('array')")
         page.context.close()
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["a", "b\udcff", "c\ud800", "\ude00\ud83d", "d\\e", "f\u202e"])
+def test_a_form_may_send_a_name_back_as_it_was_shown_or_sent(name: str) -> None:
+    names = ["other", name]
+
+    assert [meant(text, names) for text in (name, shown(name), sent(name).decode())] == [name] * 3
 
 
 def test_forms_keep_names_with_characters_that_are_shown_as_escapes(

@@ -14,10 +14,10 @@ from ciuic.timeline.placing import Offsets
 from ciuic.timeline.run_compare import RunComparison as Comparison
 from ciuic.timeline.run_compare import compare_runs, parse_best
 from ciuic.timeline.runs import find_run, known_runs
-from ciuic.web.history.timelines import COMPARED_MAX, compared_answer, field_text
+from ciuic.web.history.timelines import COMPARED_MAX, compared_answer
 from ciuic.web.models import ComparedRun, RunComparison, RunList
 from ciuic.web.reading import Reading
-from ciuic.web.shown import meant
+from ciuic.web.shown import meant, sent
 from ciuic.web.snapshots import Listed
 
 __all__ = ["RUNS_MIN", "Runs", "bests"]
@@ -83,8 +83,8 @@ class Runs:
         table = None if shown is None else found.metrics(shown, rows)
         return RunComparison(
             runs=[_compared_run(found, at, shown, listed) for at in range(len(found.runs))],
-            fields=[field_text(name) for name in found.fields],
-            field=None if shown is None else field_text(shown),
+            fields=[sent(name) for name in found.fields],
+            field=None if shown is None else sent(shown),
             steps=[] if table is None else table.steps,
             values=[] if table is None else table.values,
         )

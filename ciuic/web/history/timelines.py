@@ -27,10 +27,10 @@ from ciuic.web.models import (
     TimelineAnswer,
 )
 from ciuic.web.reading import Reading, snapshot_answer
-from ciuic.web.shown import meant
+from ciuic.web.shown import meant, sent
 from ciuic.web.snapshots import Listed
 
-__all__ = ["COMPARED_MAX", "Timelines", "compared_answer", "field_text"]
+__all__ = ["COMPARED_MAX", "Timelines", "compared_answer"]
 
 COMPARED_MAX: Final = 12
 _CURVES_MAX: Final = 20
@@ -130,8 +130,7 @@ def compared_answer(listed: Listed, one: Compared) -> ComparedSnapshot:
         step=one.step,
         epoch=_finite(one.epoch),
         metrics=[
-            Metric(name=field_text(name), value=_finite(value))
-            for name, value in one.metrics.items()
+            Metric(name=sent(name), value=_finite(value)) for name, value in one.metrics.items()
         ],
         changed_files=_changed(one),
         configuration=_configuration(one),
@@ -140,8 +139,8 @@ def compared_answer(listed: Listed, one: Compared) -> ComparedSnapshot:
 
 def _timeline(found: Timeline, fields: list[str], unchecked_packs: int | None) -> TimelineAnswer:
     return TimelineAnswer(
-        field=None if found.field is None else field_text(found.field),
-        fields=[field_text(name) for name in fields],
+        field=None if found.field is None else sent(found.field),
+        fields=[sent(name) for name in fields],
         curves=[_pairs(curve) for curve in found.curves[-_CURVES_MAX:]],
         left_out_curves=max(0, len(found.curves) - _CURVES_MAX),
         not_finite=found.not_finite,
@@ -169,11 +168,6 @@ def _pairs(curve: Sequence[Point]) -> list[tuple[int, float]]:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def field_text(name: str) -> bytes:
-    """Return a name from a log as text that can be sent; it may hold any surrogates."""
-    return name.encode("utf-8", "backslashreplace")
 
 
 def _changed(one: Compared) -> ChangedFiles | None:
