@@ -12,18 +12,19 @@ import sys
 from typing import Final
 
 from ciuic.cli.guarding import say
-from ciuic.cli.render import printable
+from ciuic.cli.render import printable, warning_text
 from ciuic.cli.session import Session
 from ciuic.documents import Document
 from ciuic.errors import ConfigError
 from ciuic.guard.job.guarding import is_asked_to_end
 from ciuic.model import EMERGENCY_TAG
-from ciuic.units import format_duration
+from ciuic.units import counted, format_duration
 
 __all__ = ["recover_files", "take_emergency"]
 
 _PROGRAM: Final = "import sys; sys.argv[0] = 'ciuic'; from ciuic.cli import main; main()"
 _POLL_S: Final = 0.05
+_NAMED_MAX: Final = 10
 _NS: Final = 1_000_000_000
 _COARSE_NS: Final = 2 * _NS
 """A file system may store whole seconds, and its clock may be a tick behind."""
@@ -63,6 +64,11 @@ def _take(session: Session, *options: str) -> Document | None:
         return None
     total = format_duration(float(report["total_s"]))
     say(f"emergency snapshot {report['id']} was taken in {total}")
+    for warning in report["trouble"][:_NAMED_MAX]:
+        say(warning_text(warning).removeprefix("ciuic: "))
+    left = report["trouble_count"] - _NAMED_MAX
+    if left > 0:
+        say(f"and {counted(left, 'more warning')}: see 'ciuic show {report['id']}'")
     return report
 
 

@@ -11,7 +11,7 @@ from ciuic.cli.candidates import known_tags
 from ciuic.cli.expected import told_by_daemon
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.options import absolute, given, json_option, size_bytes, wait_option
-from ciuic.cli.render import print_json, printable
+from ciuic.cli.render import print_json, printable, warning_text
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.config.settings import Settings
@@ -303,16 +303,7 @@ def _print_summary(report: Document) -> None:
     for note in report.get("notes", ()):  # a daemon of an older version has none
         click.echo(f"ciuic: {printable(note['what'])}", err=True)
     for warning in shown_part(report["trouble"], err=True):
-        click.echo(_warning_text(warning), err=True)
+        click.echo(warning_text(warning), err=True)
     named = len(report["trouble"])
     total = max(named, report["trouble_count"])
     print_rest(total, named, "warning", err=True, document=f"'ciuic show {report['id']}'")
-
-
-def _warning_text(warning: Document) -> str:
-    from ciuic.snapshot.hooks import HOOK_WARNING
-
-    # A failed hook has the path of the first root, which is not at fault.
-    if warning["what"].startswith(HOOK_WARNING):
-        return f"ciuic: {printable(warning['what'])}"
-    return f"{printable(warning['path'])}: {printable(warning['what'])}"

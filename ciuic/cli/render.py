@@ -25,6 +25,7 @@ __all__ = [
     "print_json_array",
     "print_json_last",
     "printable",
+    "warning_text",
 ]
 
 
@@ -166,3 +167,13 @@ def labels(tags: Sequence[str], *, pinned: bool) -> str:
     shown = [brief(tag, _TAG_MAX) for tag in tags[:_TAGS_MAX]]
     more = [f"and {len(tags) - _TAGS_MAX:,} more"] if len(tags) > _TAGS_MAX else []
     return ",".join([*shown, *more, *(["(pinned)"] if pinned else [])])
+
+
+def warning_text(warning: Document) -> str:
+    """Return the line for a path of a snapshot that is not as it should be."""
+    from ciuic.snapshot.hooks import HOOK_WARNING
+
+    # A failed hook has the path of the first root, which is not at fault.
+    if warning["what"].startswith(HOOK_WARNING):
+        return f"ciuic: {printable(warning['what'])}"
+    return f"{printable(warning['path'])}: {printable(warning['what'])}"

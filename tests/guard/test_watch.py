@@ -86,6 +86,7 @@ def test_the_status_says_whether_there_is_a_snapshot_of_the_end(box: Box) -> Non
             wait_until("it watches", lambda run=run: has_open(run.pid, Path("none")))
             watched.kill()
             assert run.end() == code, run.err
+            assert (f"{written}: " in run.err) == (code == 3), "it does not say what is wrong"
     assert len(box.snapshots()) == 2
 
 
