@@ -140,7 +140,7 @@ class ProcessorShare:
             try:
                 weight, drop_ins = _properties()
                 # An administrator may have made the slice idle for good.
-                if weight in _IDLE and _RUNTIME in drop_ins:
+                if weight in _IDLE and any(map(_makes_idle, drop_ins)):
                     _set_weight(_USUAL)
                 return
             except (OSError, subprocess.SubprocessError) as error:
@@ -156,12 +156,21 @@ def _is_in_slice(cgroups: str) -> bool:
     return False
 
 
-def _properties() -> tuple[str, str]:
+def _makes_idle(drop_in: str) -> bool:
+    """Return whether a file is one that ``_set_weight`` makes, and has the slice idle."""
+    if not drop_in.startswith(_RUNTIME):
+        return False
+    with contextlib.suppress(OSError), open(drop_in, encoding="utf-8", errors="replace") as file:
+        return any(line.strip() == "CPUWeight=idle" for line in file)
+    return False
+
+
+def _properties() -> tuple[str, list[str]]:
     """Return the weight, and the files that change the unit."""
     names = ("--property=CPUWeight", "--property=DropInPaths")
     lines = _systemctl("show", *names, _SLICE).splitlines()
     found = dict(line.split("=", 1) for line in lines if "=" in line)
-    return found.get("CPUWeight", ""), found.get("DropInPaths", "")
+    return found.get("CPUWeight", ""), found.get("DropInPaths", "").split()
 
 
 def _set_weight(weight: str) -> None:

@@ -17,10 +17,11 @@ SYSTEMCTL = """\
 cd "$(dirname "$0")"
 case $1 in
 --version) echo "systemd $(cat version) (of a test)" ;;
-show) printf 'CPUWeight=%s\\nDropInPaths=/run/systemd/x.conf\\n' "$(cat weight)" ;;
+show) printf 'CPUWeight=%s\\nDropInPaths=/etc/x.conf %s/drop-in\\n' "$(cat weight)" "$PWD" ;;
 set-property)
     echo "$4" >> asked
     if [ -e before-$4 ]; then . ./before-$4; fi
+    echo "$4" > drop-in
     echo "${4#*=}" > weight ;;
 esac
 """
@@ -40,6 +41,7 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Share:
     cgroups.write_text("0::/ciuic.slice/ciuicd.service\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("INVOCATION_ID", "1")
+    monkeypatch.setattr(processor_share, "_RUNTIME", str(tmp_path))
     return lambda: ProcessorShare(ManualClock(), str(cgroups))
 
 
@@ -84,6 +86,17 @@ def test_a_systemd_that_does_not_set_it_back_is_one_line_in_the_log(
     assert weight(tmp_path) == "10"
 
 
+def test_a_slice_that_an_administrator_has_made_idle_for_good_stays_idle(
+    tmp_path: Path, share: Share
+) -> None:
+    (tmp_path / "weight").write_text("idle\n")
+    (tmp_path / "drop-in").write_text("CPUWeight=77\n")  # an earlier one, which no longer counts
+    one = share()
+    one.repair()
+    one.end()
+    assert asked(tmp_path) == []
+
+
 def test_a_systemctl_that_is_cut_off_may_have_lowered_it_all_the_same(
     tmp_path: Path,
     share: Share,
@@ -91,7 +104,9 @@ def test_a_systemctl_that_is_cut_off_may_have_lowered_it_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(processor_share, "_TIMEOUT_S", 2.0)
-    (tmp_path / "before-CPUWeight=idle").write_text("echo idle > weight; exec sleep 60")
+    (tmp_path / "before-CPUWeight=idle").write_text(
+        "echo $4 > drop-in; echo idle > weight; exec sleep 60"
+    )
     one = share()
     with one.lowered(600):
         wait_until("it is set back", lambda: "CPUWeight=10" in asked(tmp_path))

@@ -317,7 +317,7 @@ def test_no_snapshot_is_taken_into_a_store_that_is_mounted_just_before_it_is_ope
         )
 
     with pytest.raises(StoreError, match="a different store is now at"):
-        taker("ab" * 16).take(settings, Job())
+        taker("ab" * 16).take(settings, Job(), interval_s=3600.0)
     assert machine.snapshots() == []
-    taker(read_header(str(machine.store)).store_id).take(settings, Job())
+    taker(read_header(str(machine.store)).store_id).take(settings, Job(), interval_s=3600.0)
     assert len(machine.snapshots()) == 1
