@@ -12,12 +12,11 @@
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from ciuic.errors import FAILED, UsageError
 from ciuic.model import PathWarning
 from ciuic.progress import Pace, Progress
-from ciuic.snapshot.pace.idling import Idling
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.report import TakeReport
 from ciuic.snapshot.take import take_snapshot
@@ -78,6 +77,22 @@ def refuse_in_hook(environ: Mapping[str, str]) -> None:
         )
 
 
+class GivesWay(Protocol):
+    """The block in which a snapshot gives way to other programs: see ``pace.idling``."""
+
+    def __enter__(self) -> None:
+        """Begin it."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        ...
+
+    def watching(self, cancelled: Callable[[], bool]) -> Callable[[], bool]:
+        """Return ``cancelled``; a call of it may end the giving way earlier."""
+        ...
+
+
 def take_with_hooks(
     opened: Callable[[], AbstractContextManager[Store]],
     request: TakeRequest,
@@ -89,7 +104,7 @@ def take_with_hooks(
     progress: Progress | None = None,
     pacer: Pace | None = None,
     note: Callable[[HookState], None] = lambda _state: None,
-    idling: Idling | None = None,
+    idling: GivesWay | None = None,
 ) -> TakeReport:
     """Run the hook ``before``, ``take_snapshot``, and the hook ``after``.
 

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from typing import Final
 
 from ciuic.errors import ResourceError
-from ciuic.system.workers.threads import start
 
 __all__ = [
     "describe_schedulers",
@@ -71,6 +70,9 @@ def idle_thread() -> bool:
         can be no more threads. A process may leave SCHED_IDLE only with CAP_SYS_NICE, or if its
         limit of the nice value is 19 or lower.
     """
+    # Imported here: only the daemon gives way.
+    from ciuic.system.workers.threads import start
+
     found: list[bool] = []
 
     def probe() -> None:
