@@ -253,7 +253,7 @@ def test_a_chunk_is_read_straight_only_if_it_hashes_to_its_id(manager, tmp_path,
         long = place._replace(frame_bytes=FRAME_BYTES_MAX + 1)
         store.reader.prepare_reads({piece.id: long})
         with monkeypatch.context() as patch:
-            patch.setattr(OpenPacks, "read", lambda *_: pytest.fail("this much may be no memory"))
+            patch.setattr(OpenPacks, "view", lambda *_: pytest.fail("this much may be no memory"))
             assert not store.reader.read_into(piece.id, out)
         wrong = place._replace(offset_bytes=place.offset_bytes + 1)
         store.reader.prepare_reads({piece.id: wrong})

@@ -248,13 +248,18 @@ def test_a_path_that_was_asked_for_twice_comes_back_at_both_places(
 def frames(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[bytes, int]]:
     """How often the frames at each place are read."""
     counted: Counter[tuple[bytes, int]] = Counter()
-    read = OpenPacks.read
+    read, view = OpenPacks.read, OpenPacks.view
 
-    def counting(packs: OpenPacks, place: ChunkPlace) -> bytes:
+    def counting_read(packs: OpenPacks, place: ChunkPlace) -> bytes:
         counted[place.pack_id, place.offset_bytes] += 1
         return read(packs, place)
 
-    monkeypatch.setattr(OpenPacks, "read", counting)
+    def counting_view(packs: OpenPacks, place: ChunkPlace) -> bytes | memoryview:
+        counted[place.pack_id, place.offset_bytes] += 1
+        return view(packs, place)
+
+    monkeypatch.setattr(OpenPacks, "read", counting_read)
+    monkeypatch.setattr(OpenPacks, "view", counting_view)
     return counted
 
 
