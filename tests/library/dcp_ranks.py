@@ -1,9 +1,13 @@
-"""One rank of a small FSDP2 model: saves a checkpoint through ciuic, or loads one and compares.
+"""Ranks of a small FSDP2 model: they save a checkpoint through ciuic, or load one and compare.
 
-Arguments: save, thread, process, cached, die or load; the store; the rank; the number of ranks; a
-file for the rendezvous; the seed.
+Arguments: the store; a prefix of files; and steps that follow each other, such as ``save:4:1``:
+save, thread, process, cached, die or load; the number of ranks; the seed. The last line of the
+output lists the exit codes of the ranks of each step.
+
+Each rank is a process of its own. This program forks them, as each import of torch takes seconds.
 """
 
+import json
 import os
 import signal
 import sys
@@ -100,6 +104,27 @@ def main(mode: str, store: str, rank: int, ranks: int, meeting: str, seed: int) 
     dist.destroy_process_group()
 
 
+def forked(mode: str, store: str, rank: int, ranks: int, meeting: str, seed: int) -> int:
+    """Start a rank; returns its process ID, or 0 when the rank has ended in the new process."""
+    pid = os.fork()
+    if not pid:
+        main(mode, store, rank, ranks, meeting, seed)
+    return pid
+
+
+def run(store: str, prefix: str, *steps: str) -> None:
+    codes = []
+    for mode, ranks, seed in (step.split(":") for step in steps):
+        pids = []
+        for rank in range(int(ranks)):
+            meeting = f"{prefix}{mode}-{ranks}"
+            pids.append(forked(mode, store, rank, int(ranks), meeting, int(seed)))
+            if not pids[-1]:
+                return
+        codes.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+    print(json.dumps(codes))
+
+
 if __name__ == "__main__":
     # The process of a save in the background imports this file.
-    main(*sys.argv[1:3], *map(int, sys.argv[3:5]), sys.argv[5], int(sys.argv[6]))
+    run(*sys.argv[1:])

@@ -1,5 +1,7 @@
 """Checkpoints of ``torch.distributed.checkpoint`` in a store: real ranks, real shards."""
 
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -24,28 +26,27 @@ from ciuic.training.dcp.document import read_document  # noqa: E402
 from ciuic.training.dcp.handover import Connection, the_exchange  # noqa: E402
 from ciuic.training.staging.buffer import StagingBuffer  # noqa: E402
 
-RANK = Path(__file__).with_name("dcp_ranks.py")
+RANKS = Path(__file__).with_name("dcp_ranks.py")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def start(mode: str, store: Path, ranks: int, meeting: Path, seed: int) -> list[subprocess.Popen]:
-    return [
-        subprocess.Popen(
-            [sys.executable, RANK, mode, store, str(rank), str(ranks), meeting, str(seed)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(ranks)
-    ]
+def ended(directory: Path, *steps: str) -> tuple[list[list[int]], str]:
+    """Run the steps, which leave files; returns the exit codes of their ranks, and the output."""
+    done = subprocess.run(
+        [sys.executable, RANKS, directory / "store", f"{directory}/", *steps],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.splitlines()[-1]), done.stdout
 
 
-def run(mode: str, store: Path, ranks: int, meeting: Path, seed: int) -> None:
-    processes = start(mode, store, ranks, meeting, seed)
-    outputs = [process.communicate()[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+def run(directory: Path, *steps: str) -> None:
+    codes, output = ended(directory, *steps)
+    assert not any(itertools.chain(*codes)), output
 
 
 def listed(store: Path) -> list[str]:
@@ -61,16 +62,14 @@ def save(state: dict, store: Path, **more) -> str:
 @pytest.mark.timeout(900)
 def test_what_four_ranks_save_two_one_and_three_ranks_load_to_the_bit(tmp_path):
     store = tmp_path / "store"
-    run("save", store, 4, tmp_path / "save", seed=1)
-    saved = torch.load(f"{tmp_path / 'save'}.saved-0")
+    run(tmp_path, "save:4:1", "load:2:2", "load:1:2", "load:3:2")
+    saved = torch.load(tmp_path / "save-4.saved-0")
     assert len(listed(store)) == 1
     assert len(saved) > 10
 
     for ranks in (2, 1, 3):
-        meeting = tmp_path / f"load-{ranks}"
-        run("load", store, ranks, meeting, seed=2)
         for rank in range(ranks):
-            assert torch.load(f"{meeting}.loaded-{rank}") == saved
+            assert torch.load(tmp_path / f"load-{ranks}.loaded-{rank}") == saved
 
     done = ciuic("--store", store, "verify", "--all", "--checksum")
     assert done.code == 0, done.err
@@ -89,28 +88,22 @@ def test_what_four_ranks_save_two_one_and_three_ranks_load_to_the_bit(tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["thread", "process", "cached"])
 def test_ranks_save_in_the_background_and_with_cached_plans(tmp_path, mode):
-    store = tmp_path / "store"
-    run(mode, store, 2, tmp_path / "save", seed=1)
+    run(tmp_path, f"{mode}:2:1", "load:1:2")
 
-    run("load", store, 1, tmp_path / "load", seed=2)
-
-    saved = torch.load(f"{tmp_path / 'save'}.saved-0")
-    assert torch.load(f"{tmp_path / 'load'}.loaded-0") == saved
+    saved = torch.load(tmp_path / f"{mode}-2.saved-0")
+    assert torch.load(tmp_path / "load-1.loaded-0") == saved
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_rank_that_is_killed_leaves_no_snapshot(tmp_path):
     store = tmp_path / "store"
-    run("save", store, 2, tmp_path / "first", seed=1)
-    before = listed(store)
+    codes, output = ended(tmp_path, "save:2:1", "die:2:2")
 
-    processes = start("die", store, 2, tmp_path / "second", seed=2)
-    outputs = [process.communicate()[0] for process in processes]
-
-    assert processes[0].returncode != 0, outputs[0]
-    assert processes[1].returncode == -9
-    assert listed(store) == before
+    assert codes[0] == [0, 0], output
+    assert codes[1][0] != 0, output
+    assert codes[1][1] == -9
+    assert len(listed(store)) == 1
     done = ciuic("--store", store, "verify", "--all", "--checksum")
     assert done.code == 0, done.err
 
