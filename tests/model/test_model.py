@@ -3,7 +3,7 @@
 Hypothesis draws the steps: files change; snapshots are taken, forgotten, brought back, pinned and
 pruned; processes are killed at a durable step; packs rot; the chunk index is lost. The dictionary
 has the state of the source for each snapshot. After every step, the store must list the same
-snapshots, and restore one of them bit for bit. A long run: HYPOTHESIS_PROFILE=ci.
+snapshots, and restore one of them bit for bit. A long run: HYPOTHESIS_PROFILE=long.
 """
 
 import contextlib
@@ -57,6 +57,8 @@ from tests.kit.trees import Photo, photograph
 
 CHUNK_BYTES = 4096
 PARITY = 0.25
+LENGTHS = {"ci": (15, 60), "long": (200, 60)}
+"""Runs, and steps of each, by profile of hypothesis."""
 NAMES = ["a", "b", "c.pt", "d/e", "d/f", "d/g/h"]
 names = st.sampled_from(NAMES)
 sizes = st.sampled_from([0, 1, 100, 4096, 4097, 20_000, 70_000])
@@ -629,12 +631,12 @@ def damage(path: Path, where: int, how: str) -> None:
 
 @pytest.mark.timeout(1800)
 def test_the_store_has_what_the_model_says():
-    long = os.environ.get("HYPOTHESIS_PROFILE") == "ci"
+    runs, steps = LENGTHS.get(os.environ.get("HYPOTHESIS_PROFILE", ""), (8, 25))
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
-            max_examples=int(os.environ.get("CIUIC_MODEL_RUNS", "30" if long else "8")),
-            stateful_step_count=60 if long else 25,
+            max_examples=int(os.environ.get("CIUIC_MODEL_RUNS", runs)),
+            stateful_step_count=steps,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             # Stored files have random names and real times, so no two runs are equal.
