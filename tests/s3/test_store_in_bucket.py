@@ -1,6 +1,7 @@
 """A store in a bucket of a real S3 server: every machine sees the snapshots that any one takes."""
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -124,35 +125,42 @@ def machine_forward(request, forward):
     return forward(request)
 
 
-def test_an_answer_that_never_comes_at_the_commit_is_uncertain(machine, other, proxy, source):
+@pytest.fixture
+def impatient(machine):
+    """The machine, which gives up soon; with its usual patience, it retries for 20 s."""
+    machine.options = dataclasses.replace(machine.options, patience_s=2)
+    return machine
+
+
+def test_an_answer_that_never_comes_at_the_commit_is_uncertain(impatient, other, proxy, source):
     def silent(request, forward):
         is_commit = request.method == "PUT" and "/snapshots/" in request.path
         return faults.drop(request, forward) if is_commit else forward(request)
 
     proxy.always(silent)
     with pytest.raises(CommitUncertainError) as caught:
-        machine.take(source)
+        impatient.take(source)
     proxy.always(None)
 
     assert SECRET_KEY not in str(caught.value)
     assert len(other.ids()) == 0
     assert len(keys(other.place(), "leases")) == 1  # the request could still arrive
-    machine.take(source)
+    impatient.take(source)
     assert other.verify().ok
 
 
-def test_a_failed_upload_of_a_pack_commits_nothing(machine, other, proxy, source):
+def test_a_failed_upload_of_a_pack_commits_nothing(impatient, other, proxy, source):
     def refused(request, forward):
         is_pack = request.method == "PUT" and "/packs/" in request.path
         return faults.status(503, "SlowDown")(request, forward) if is_pack else forward(request)
 
     proxy.always(refused)
     with pytest.raises(OfflineError):
-        machine.take(source)
+        impatient.take(source)
     proxy.always(None)
 
     assert other.ids() == set()
-    machine.take(source)
+    impatient.take(source)
     assert other.verify().ok
 
 
