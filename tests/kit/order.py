@@ -7,6 +7,9 @@ import pytest
 __all__ = ["LONGEST", "longest_first"]
 
 LONGEST = (
+    "tests/daemon/test_systemd.py",
+    "tests/s3/test_copies_beside_others.py",
+    "tests/model/test_many_writers.py",
     "tests/scale/test_memory.py",
     "tests/library/test_torch.py",
     "tests/library/test_ranks.py",
@@ -27,7 +30,6 @@ LONGEST = (
     "tests/crash/test_prune_kill.py",
     "tests/crash/test_faults.py",
     "tests/crash/test_kill.py",
-    "tests/daemon/test_systemd.py",
     "tests/daemon/test_copies.py",
     "tests/daemon/test_ciuicd.py",
     "tests/filesystems/test_page_cache.py",
