@@ -11,11 +11,11 @@ import pytest
 
 from tests.kit.daemon import Daemon, Machine, wait_until
 from tests.kit.program import CIUIC, environment
+from tests.kit.strace import strace
 
 MIB = 1024 * 1024
 CALLS = "preadv,preadv2,pread64"
-SLOW_DISK = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}")
-SLOW_DISK += ("-e", f"inject={CALLS}:delay_enter=50000")
+SLOW_DISK = strace(CALLS, "-D", inject="delay_enter=50000")
 """Each block takes 50 ms, so that the snapshot can be watched."""
 NAMES = {os.SCHED_OTHER: "normal", os.SCHED_IDLE: "idle"}
 

@@ -13,6 +13,7 @@ from ciuic.control import request_snapshot, request_status
 from ciuic.snapshot.pace.pressure import RESOURCES, Pressure
 from tests.kit.daemon import Daemon, Machine, wait_until
 from tests.kit.disk_waits import JOB, counted_waits, start_waiting
+from tests.kit.strace import strace
 
 MIB = 1024 * 1024
 HAS_PSI = Pressure({name: [f"/proc/pressure/{name}"] for name in RESOURCES}).is_known
@@ -24,8 +25,7 @@ pytestmark = [
 ]
 
 CALLS = "preadv,preadv2,pread64"
-SLOW_DISK = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}")
-SLOW_DISK += ("-e", f"inject={CALLS}:delay_enter=20000")
+SLOW_DISK = strace(CALLS, "-D", inject="delay_enter=20000")
 """Each block takes 20 ms, so that the snapshot lasts for some measurements."""
 
 

@@ -25,19 +25,22 @@ from tests.kit.clock import ManualClock
 from tests.kit.daemon import Daemon, Machine, wait_until
 from tests.kit.damage import flip_content, pack_of
 from tests.kit.program import ciuic
+from tests.kit.strace import strace
 
 DAY_NS = 86_400 * 10**9
 MIB = 1024 * 1024
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 CALLS = "preadv,preadv2"
-"""Only a scrub reads with these calls, so this slows no other reader down."""
 
 
-def slow(seconds: float) -> tuple[str, ...]:
-    """Return a wrapper of a read function that delays each read of a scrub."""
-    inject = f"inject={CALLS}:delay_enter={round(seconds * 1e6)}"
-    return ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}", "-e", inject)
+def slow(machine: Machine, seconds: float) -> tuple[str, ...]:
+    """Return a wrapper that delays each read of a pack that is there: a scrub reads them all.
+
+    A snapshot reads small files with the same calls.
+    """
+    packs = [word for one in (machine.store / "packs").iterdir() for word in ("-P", str(one))]
+    return strace(CALLS, "-D", *packs, inject=f"delay_enter={round(seconds * 1e6)}")
 
 
 def take(machine: Machine, *, days_ago: float = 0.0, **files: bytes) -> str:
@@ -526,7 +529,7 @@ def many_packs(machine: Machine, count: int) -> None:
 def test_a_scrub_never_delays_a_snapshot_and_continues_after_it(machine: Machine) -> None:
     many_packs(machine, 30)
     machine.configure(scrub_budget="10m", snapshot_interval="2s")
-    daemon = machine.launch(wrapper=slow(1.0))
+    daemon = machine.launch(wrapper=slow(machine, 1.0))
     wait_until("it scrubs", lambda: daemon.answers() and upkeep(machine)["doing"] == "scrub")
     before = known(machine).unchecked
     daemon.wait_for_log("no warnings", count=daemon.log().count("no warnings") + 2)
@@ -552,7 +555,7 @@ def test_a_client_is_served_during_a_scrub_which_reads_at_idle_priority(
 ) -> None:
     many_packs(machine, 30)
     machine.configure(scrub_budget="10m", io_priority="none")
-    daemon = machine.launch(wrapper=slow(1.0))
+    daemon = machine.launch(wrapper=slow(machine, 1.0))
     wait_until("it scrubs", lambda: daemon.answers() and upkeep(machine)["doing"] == "scrub")
     wait_until("a thread of it is idle", lambda: len(idle_threads(daemon)) == 1)
     assert idle_threads(daemon) != [daemon.process.pid], "snapshots keep the priority they have"
@@ -565,7 +568,7 @@ def test_a_client_is_served_during_a_scrub_which_reads_at_idle_priority(
 def test_the_daemon_ends_soon_in_the_middle_of_a_scrub(machine: Machine) -> None:
     many_packs(machine, 30)
     machine.configure(scrub_budget="10m")
-    daemon = machine.launch(wrapper=slow(1.0))
+    daemon = machine.launch(wrapper=slow(machine, 1.0))
     wait_until("it scrubs", lambda: daemon.answers() and upkeep(machine)["doing"] == "scrub")
     stopped_in_peace(daemon)
     assert known(machine).unchecked > 0
