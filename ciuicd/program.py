@@ -15,7 +15,7 @@ moved, with its interpreter, never starts from where it was: after minutes, only
 import contextlib
 import os
 import sys
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import ciuic
 import ciuicd
@@ -33,6 +33,7 @@ _TRIAL_S: Final = 60.0
 _TRIALS_APART_S: Final = 60.0
 _STUCK_S: Final = 300.0
 _CHECK: Final = "--check"
+_SAID_MAX: Final = 200
 
 
 class Program:
@@ -40,6 +41,7 @@ class Program:
 
     Attributes:
         is_config_refused: The program on disk starts, but refuses the configuration.
+        said: What it said last when it was tried and did not start; empty: nothing.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -50,6 +52,7 @@ class Program:
         self._failed: tuple[int, float] | None = None
         self._broken_since_s: float | None = None
         self.is_config_refused = False
+        self.said = ""
 
     def is_replaced(self) -> bool:
         """Return whether a file was changed, added or removed since then."""
@@ -84,9 +87,9 @@ class Program:
             failed_print, failed_s = self._failed
             if failed_print == print_now and now_s < failed_s + _TRIALS_APART_S:
                 return False
-        code = _code_of_trial()
-        self._failed = None if code == DONE else (print_now, now_s)
-        self.is_config_refused = code == USAGE
+        trial = _try()
+        self._failed = None if trial.code == DONE else (print_now, now_s)
+        self.is_config_refused, self.said = trial.code == USAGE, trial.said
         if self._failed is None or self.is_config_refused:
             self._broken_since_s = None
         elif self._broken_since_s is None:
@@ -102,8 +105,20 @@ class Program:
         return since_s is not None and self._clock.monotonic_s() >= since_s + _STUCK_S
 
 
-def _code_of_trial() -> int:
-    """Return the exit code of the program on disk: ``USAGE`` if it refuses the configuration."""
+class _Trial(NamedTuple):
+    """How a trial of the program on disk ended.
+
+    Attributes:
+        code: Its exit code: ``USAGE`` if it refuses the configuration.
+        said: The last line that it wrote to standard error.
+    """
+
+    code: int
+    said: str
+
+
+def _try() -> _Trial:
+    """Start the program on disk, and have it load the configuration."""
     import subprocess
 
     def run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
@@ -119,14 +134,25 @@ def _code_of_trial() -> int:
     arguments = len(sys.argv) - 1
     try:
         # Python, too, exits with ``USAGE`` if the program is gone.
-        if run([*_command()[: len(sys.orig_argv) - arguments], "--version"]).returncode != DONE:
-            return FAILED
+        started = run([*_command()[: len(sys.orig_argv) - arguments], "--version"])
+        if started.returncode != DONE:
+            return _Trial(FAILED, _last_line(started.stderr))
         checked = run([*_command(), _CHECK])
-    except (OSError, subprocess.SubprocessError):
-        return FAILED
+    except (OSError, subprocess.SubprocessError) as error:
+        return _Trial(FAILED, _last_line(str(error).encode("utf-8", "replace")))
     # An earlier version does not know the option, and says so.
     is_unknown = checked.returncode == USAGE and _CHECK.encode() in checked.stderr
-    return DONE if is_unknown else checked.returncode
+    return _Trial(DONE if is_unknown else checked.returncode, _last_line(checked.stderr))
+
+
+def _last_line(stderr: bytes) -> str:
+    """Return the last line that a program wrote, for a sentence; empty if it wrote JSON."""
+    lines = stderr.decode("utf-8", "replace").split("\n")
+    line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    if line.startswith("{"):  # '--log json'
+        return ""
+    line = line.removeprefix("ciuicd: ").rstrip(".")
+    return "".join(one for one in line if one.isprintable())[:_SAID_MAX]
 
 
 def start_again(*, is_paused: bool) -> NoReturn:

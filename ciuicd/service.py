@@ -45,6 +45,7 @@ from ciuicd.jobs.job import Job
 from ciuicd.metrics.meter import meter_of
 from ciuicd.notify import Notifier, Watchdog
 from ciuicd.program import Program
+from ciuicd.schedules.state import error_fields
 from ciuicd.schedules.turns import Turns
 from ciuicd.served_stores import ServedStores
 from ciuicd.space import Space
@@ -93,7 +94,7 @@ class Service:
         self.is_paused = is_paused
         self._was_scheduled = False
         self._program = Program(clock)
-        self._said = ""
+        self._blocked: Document | None = None
         self._refusal: CiuicError = CancelledError("the daemon is stopping")
         self._reloading = threading.Lock()
         self._watchdog = Watchdog(notifier, clock)
@@ -152,6 +153,7 @@ class Service:
                     if self._program.is_replaced():
                         starts_again = self._can_start_again()
                     else:
+                        self._unblock()
                         self._turn()
             finally:
                 # A manager would wait for the end of a process that says it is stopping.
@@ -177,10 +179,7 @@ class Service:
             )
             return True
         error = self._why_not_started()
-        if error.message != self._said:
-            self._said = error.message
-            _log.error("%s", sentence(error))
-        self._taker.remember(error)
+        self._block(error)
         self._inbox.refuse_all(error)
         job = self._inbox.wait(_UPGRADE_LOOK_S)
         if job is not None:
@@ -193,15 +192,30 @@ class Service:
             )
         return False
 
+    def _block(self, error: CiuicError) -> None:
+        """Show that no snapshots are taken; say it once."""
+        before, fields = self._blocked, error_fields(error, self._clock)
+        self._blocked = fields if before is None else {**fields, "time": before["time"]}
+        if before is None or before["message"] != error.message:
+            _log.error("%s", sentence(error))
+            self.show_status()
+
+    def _unblock(self) -> None:
+        """Go on: the files of the program are again as they were."""
+        if self._blocked is not None:
+            self._blocked = None
+            self.show_status()
+
     def _why_not_started(self) -> CiuicError:
+        said = f" ({self._program.said})" if self._program.said else ""
         if self._program.is_config_refused:
             return ConfigError(
                 "ciuic was changed on disk and cannot use the configuration, so no snapshots are"
-                " taken",
+                f" taken{said}",
                 hint="Correct what 'ciuicd --check' names: the daemon then starts again by itself.",
             )
         return StoreError(
-            "ciuic was changed on disk and does not start, so no snapshots are taken",
+            f"ciuic was changed on disk and does not start, so no snapshots are taken{said}",
             hint="Install ciuic again: the daemon then starts again by itself. If ciuic is"
             " elsewhere now, restart the daemon from there.",
         )
@@ -256,7 +270,7 @@ class Service:
         store_path = self.settings.snapshot_dir
         _log.info("ciuicd %s serves %s: %s", ciuic.__version__, store_path, self._turns.plan)
         if self.is_paused:
-            _log.info("still paused: no scheduled snapshots until 'resume'")
+            _log.info("still paused: no scheduled snapshots until 'ciuic resume'")
         self.show_status()
 
     def status(self) -> Document:
@@ -264,17 +278,21 @@ class Service:
         settings, job, report = self.settings, self._attempts.job, self._taker.last_report
         newest_ns = max((state.newest_ns or 0 for state in self._turns), default=0)
         awaited = [state.follow_ups.shown for state in self._turns]
-        state = "taking" if job is not None else "paused" if self.is_paused else "idle"
+        blocked, is_replaced = self._blocked, self._program.was_replaced()
+        if is_replaced and blocked is None:
+            self._inbox.wake()  # to try the new program now, and not at the next look
         return {
-            "state": state,
+            "state": self._state,
             "paused": self.is_paused,
+            "replaced": is_replaced,
+            "blocked": blocked,
             "pid": os.getpid(),
             "version": ciuic.__version__,
             "config": settings.path,
             "store": settings.snapshot_dir,
             "snapshot_paths": list(settings.all_paths),
             "snapshot_interval_s": self._turns.first.interval_s,
-            "next": None if self.is_paused else rfc3339(self._turns.next_due_ns),
+            "next": None if self.is_paused or blocked else rfc3339(self._turns.next_due_ns),
             "newest": rfc3339(newest_ns) if newest_ns else None,
             "schedules": [state.as_json() for state in self._turns],
             "progress": None if job is None else job.progress,
@@ -286,10 +304,19 @@ class Service:
             "hook_trouble": self._taker.hook_warnings,
         }
 
+    @property
+    def _state(self) -> str:
+        """The state in a word, as ``ciuic status`` shows it."""
+        if self._attempts.job is not None:
+            return "taking"
+        if self._blocked is not None:
+            return "blocked"
+        return "paused" if self.is_paused else "idle"
+
     def pause(self) -> None:
         """See ``Services``."""
         self.is_paused = True
-        _log.info("paused: no scheduled snapshots until 'resume'")
+        _log.info("paused: no scheduled snapshots until 'ciuic resume'")
         self._inbox.wake()
 
     def resume(self) -> None:
@@ -444,5 +471,8 @@ class Service:
 
     def show_status(self) -> None:
         """See ``Daemon``."""
+        if self._blocked is not None:
+            self._notifier.status(f"blocked: {self._blocked['message']}")
+            return
         when = "paused" if self.is_paused else f"next {local_time_text(self._turns.next_due_ns)}"
         self._notifier.status(f"{when}; {self._taker.last_text}")

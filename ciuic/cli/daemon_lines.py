@@ -20,6 +20,7 @@ __all__ = ["daemon_lines"]
 def daemon_lines(daemon: Document) -> Iterator[tuple[str, str]]:
     """Yield lines about the daemon, each a key and a text."""
     yield "daemon", f"{daemon.get('state')}, process {daemon.get('pid')}, {daemon.get('config')}"
+    yield from _obstacle_lines(daemon)
     schedules = daemon.get("schedules")
     if isinstance(schedules, list) and len(schedules) > 1:
         yield from _schedule_lines(schedules)
@@ -52,6 +53,18 @@ def daemon_lines(daemon: Document) -> Iterator[tuple[str, str]]:
     error = daemon.get("last_error")
     if isinstance(error, dict):
         yield "failed", f"{error.get('message')} ({_local(str(error.get('time')))})"
+
+
+def _obstacle_lines(daemon: Document) -> Iterator[tuple[str, str]]:
+    """Yield why the daemon takes no scheduled snapshots, and what helps."""
+    blocked = daemon.get("blocked")
+    if isinstance(blocked, dict):
+        since = _local(str(blocked.get("time")))
+        yield "blocked", f"{blocked.get('message')}, since {since}. {blocked.get('hint') or ''}"
+    elif daemon.get("replaced"):
+        yield "upgrade", "ciuic was changed on disk, and the daemon is about to start again from it"
+    if daemon.get("paused"):
+        yield "paused", "no scheduled snapshots until 'ciuic resume'"
 
 
 def _schedule_lines(schedules: list[object]) -> Iterator[tuple[str, str]]:

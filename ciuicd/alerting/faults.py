@@ -8,14 +8,14 @@ from typing import Final, Literal
 from ciuic.catalog import list_snapshots
 from ciuic.config.opening import configured_control_directory, open_configured
 from ciuic.config.settings import Settings
-from ciuic.control import request_status
+from ciuic.control import Document, request_status
 from ciuic.copy.record import standings
 from ciuic.drill.drill import last_drill
 from ciuic.errors import CiuicError
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.report.growth import SOON_S, full_in_s
 from ciuic.store.store import Store
-from ciuic.system.clock import Clock
+from ciuic.system.clock import Clock, from_local_text
 from ciuic.system.free_space import SNAPSHOT_RESERVE, free_space
 from ciuic.units import counted, format_bytes, format_duration
 from ciuicd.taking import newest_taken_ns
@@ -26,6 +26,8 @@ _NS: Final = 1e9
 _LATE: Final = 2.0
 """After this many intervals without success, something is wrong."""
 _GRACE_S: Final = 900.0
+_UPGRADE_S: Final = 60.0
+"""An upgrade under way takes less: it replaces one file after the other."""
 _SNAPSHOT: Final = "snapshot"
 
 
@@ -34,7 +36,7 @@ class Fault:
     """Something wrong that a person must learn of.
 
     Attributes:
-        key: The same as long as the fault lasts: store, snapshot, damage, drill, space, or
+        key: The same as long as the fault lasts: store, daemon, snapshot, damage, drill, space, or
             "copy NAME". With several schedules, "snapshot NAME".
         severity: How urgent it is.
         text: A sentence without a period.
@@ -59,6 +61,7 @@ def find_faults(settings: Settings, clock: Clock) -> Iterator[Fault]:
 
 def _of_store(store: Store, settings: Settings, clock: Clock) -> Iterator[Fault]:
     now_s = clock.now_ns() / _NS
+    yield from _of_daemon(settings, now_s)
     for schedule in settings.schedules:
         key = f"{_SNAPSHOT} {schedule.schedule}" if settings.others else _SNAPSHOT
         yield from _of_snapshots(key, schedule, newest_taken_ns(schedule, clock), now_s)
@@ -106,16 +109,30 @@ def _of_snapshots(
     yield Fault(key, "critical", what)
 
 
+def _of_daemon(settings: Settings, now_s: float) -> Iterator[Fault]:
+    """Look whether the daemon can take no snapshots, because it cannot start again."""
+    blocked = _status(settings).get("blocked")
+    if not isinstance(blocked, dict):
+        return
+    since_ns = from_local_text(str(blocked.get("time")))
+    if since_ns is not None and now_s - since_ns / _NS >= _UPGRADE_S:
+        what = f"{blocked.get('message')}; 'ciuic doctor' says what helps"
+        yield Fault("daemon", "critical", what)
+
+
 def _is_taking(settings: Settings) -> bool:
     """Return whether the daemon takes a snapshot, and makes progress: the first may take hours."""
+    status = _status(settings)
+    return status.get("stalled_s") is None and status.get("state") == "taking"
+
+
+def _status(settings: Settings) -> Document:
+    """Return the daemon's status; empty if there is none."""
     try:
         control = configured_control_directory(settings)
-        status = None if control is None else request_status(control)
+        return (None if control is None else request_status(control)) or {}
     except CiuicError:
-        return False
-    if status is None or status.get("stalled_s") is not None:
-        return False
-    return status.get("state") == "taking"
+        return {}
 
 
 def _of_drills(store: Store, limit_s: float, now_s: float) -> Iterator[Fault]:

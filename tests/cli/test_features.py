@@ -51,9 +51,11 @@ def readers(box: Box, snapshot: str, out: Path) -> dict[str, list[str]]:
         "ls": ["ls", snapshot, file],
         "mount": ["mount", f"{out}.nowhere"],
         "note": ["note", snapshot],
+        "pause": ["pause"],
         "recover": ["recover", "--dry-run"],
         "repair": ["repair"],
         "restore": ["restore", "-s", snapshot, "-p", file, "-d", str(out)],
+        "resume": ["resume"],
         "rules": ["rules", "test", "--log", file],
         "run": ["run", "--", "true"],
         "runbook": ["runbook"],
@@ -167,7 +169,8 @@ def test_a_feature_that_is_required_stops_every_command(
 
     for call in [*calls.values(), *writers(taken)]:
         outcome = box.ciuic(*call)
-        if call[0] in {"completion", "rules", "watch"}:  # they need no store
+        # These do not open the store.
+        if call[0] in {"completion", "pause", "resume", "rules", "watch"}:
             continue
         assert FEATURE in said(outcome), call
         assert "Traceback" not in outcome.err
@@ -240,8 +243,8 @@ def test_names_reserved_for_encryption_disturb_no_command(
 
     for call in [*readers(box, taken, tmp_path / "out").values(), ["snapshot"], ["prune"]]:
         outcome = box.ciuic(*call)
-        # "mount" and "web" are called with a place that does not exist.
-        named = {"doctor", "mount", "repair", "status", "watch", "web"}
+        # "mount" and "web" are called with a place that does not exist, and no daemon runs.
+        named = {"doctor", "mount", "pause", "repair", "resume", "status", "watch", "web"}
         assert outcome.code == 0 or call[0] in named, said(outcome)
     assert box.ciuic("repair", "--apply").code == 0
     assert [one.name for one in keys.iterdir()] == [f"{'ab' * 16}.json"]

@@ -345,15 +345,23 @@ def test_pause_and_resume(machine):
     machine.configure(snapshot_interval="1s")
     daemon = machine.start()
     daemon.wait_for_log("no warnings")
-    assert request_done(store_path(machine), "pause")["paused"]
+    asked = ("--config", machine.config)
+    assert "until 'ciuic resume'" in ciuic(*asked, "pause").out
+    assert "no scheduled snapshots until 'ciuic resume'" in ciuic(*asked, "status").out
+    assert "'ciuic resume' to end the pause" in ciuic(*asked, "doctor").out
     # A manual snapshot is still taken; after it, the main thread has seen the pause.
     request_snapshot(store_path(machine))
     count = len(machine.snapshots())
     end_ns = time.time_ns() + 2_500_000_000
     wait_until("two slots have gone by", lambda: time.time_ns() > end_ns)
     assert len(machine.snapshots()) == count
-    assert not request_done(store_path(machine), "resume")["paused"]
+    assert ciuic(*asked, "resume", "--json").document == {"paused": False}
     wait_until("snapshots go on", lambda: len(machine.snapshots()) > count)
+    assert daemon.stop() == 0
+    without = ciuic(*asked, "pause")
+    assert (without.code, without.out) == (1, "")
+    assert f"no daemon serves {machine.store}" in without.err
+    assert "systemctl enable --now ciuicd" in without.err
 
 
 def test_a_second_daemon_on_the_same_store_names_the_first_and_exits_with_5(machine):

@@ -1,6 +1,7 @@
 """A running daemon whose program is replaced on disk, in a virtual environment of its own."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -13,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-import ciuic
+from ciuic import __version__
 from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.errors import ConfigError, StoreError
 from ciuic.system.clock import cpu_time_ns
 from tests.kit.daemon import REPOSITORY, Machine, wait_until
+from tests.kit.program import ciuic
 
 LOOKS = 30
 RUN = "import sys; from ciuicd.__main__ import main; sys.exit(main(sys.argv[1:]))"
-VERSION = f'__version__ = "{ciuic.__version__}"'
+VERSION = f'__version__ = "{__version__}"'
 
 
 class Installed:
@@ -91,6 +93,41 @@ class Installed:
 
     def wait_for_log(self, text: str) -> None:
         wait_until(f"'{text}' in the log", lambda: text in self.log.read_text())
+
+
+class Alerts:
+    """The alerts of a machine, as an intact program sends them to a file."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._heard = machine.directory / "heard"
+        with machine.config.open("a") as config:
+            config.write(f"[alert all]\ntype = command\ncommand = cat >> {self._heard}; echo >> ")
+            config.write(f"{self._heard}\n")
+
+    def look(self) -> list[tuple[str, str, str]]:
+        """Look for faults; return event, severity and end of the key of every message so far."""
+        at_once = "from ciuicd.alerting import faults; faults._UPGRADE_S = 0.0"
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"{at_once}\n{RUN}",
+                "--config",
+                self._machine.config,
+                "--alert",
+            ],
+            cwd=REPOSITORY,
+            env={**os.environ, "STATE_DIRECTORY": str(self._machine.directory)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        lines = self._heard.read_text().splitlines() if self._heard.exists() else []
+        messages = [json.loads(line) for line in lines if line]
+        return [(one["event"], one["severity"], one["key"].rpartition("/")[2]) for one in messages]
 
 
 @pytest.fixture
@@ -230,18 +267,67 @@ def test_a_daemon_takes_nothing_until_a_broken_upgrade_is_repaired(installed: In
     broken.write_text("this is no Python\n")
     with pytest.raises(StoreError, match="ciuic was changed on disk and does not start"):
         request_snapshot(str(installed.machine.store))
-    installed.wait_for_log("does not start, so no snapshots are taken. Install ciuic again")
+    why = "does not start, so no snapshots are taken (SyntaxError: invalid syntax)"
+    installed.wait_for_log(f"{why}. Install ciuic again")
     installed.wait_for_log("If ciuic is elsewhere now, restart the daemon from there")
     status = request_status(str(installed.machine.store))
     assert status is not None
-    assert "does not start" in status["last_error"]["message"]
+    assert (status["state"], status["next"]) == ("blocked", None)
+    assert status["blocked"]["message"].endswith(why)
     broken.write_bytes(right + b"# repaired\n")
     # The old program, which is about to end, still answers for a moment.
-    serves = f"ciuicd {ciuic.__version__} serves"
+    serves = f"ciuicd {__version__} serves"
     wait_until("it serves again", lambda: installed.log.read_text().count(serves) == 2)
     assert request_snapshot(str(installed.machine.store)) is not None
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
+
+
+def test_a_program_that_does_not_start_is_shown_and_said_once(
+    installed: Installed, tmp_path: Path
+) -> None:
+    machine = installed.machine
+    alerts = Alerts(machine)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        process = installed.start(NOTIFY_SOCKET=str(tmp_path / "notify"))
+        installed.wait_for_log("no warnings")
+        assert alerts.look() == []
+        broken = installed.site / "ciuicd" / "taking.py"
+        broken.rename(broken.with_suffix(".away"))
+
+        def shown() -> list[str]:
+            return ciuic("--config", machine.config, "status").out.splitlines()
+
+        # A status looks, at most every five seconds, and has the daemon try the new program.
+        wait_until("it is blocked", lambda: any(one.startswith("blocked:") for one in shown()))
+        status, doctor = shown(), ciuic("--config", machine.config, "doctor", "--json").document
+        said = "ciuic was changed on disk and does not start, so no snapshots are taken"
+        why = "(ModuleNotFoundError: No module named 'ciuicd.taking')"
+        assert f"daemon:  blocked, process {process.pid}" in "\n".join(status)
+        assert f"{said} {why}, since " in " ".join(line.strip() for line in status)
+        assert "Install ciuic again" in "".join(status)
+        assert not any(line.startswith(("next:", "failed:")) for line in status)
+        daemon = [one for one in doctor["findings"] if one["about"] == "daemon"]
+        assert [(one["level"], one["what"]) for one in daemon] == [("problem", f"{said} {why}")]
+        assert "Install ciuic again" in daemon[0]["advice"]
+        assert doctor["checklist"][0]["level"] == "problem"
+        began = [("began", "critical", "daemon")]
+        assert (alerts.look(), alerts.look()) == (began, began)
+
+        broken.with_suffix(".away").rename(broken)
+        process.send_signal(signal.SIGHUP)  # it looks at once
+        installed.wait_for_log("reloaded ")
+        assert request_status(str(machine.store))["state"] == "idle"
+        assert installed.log.read_text().count(said) == 1
+        assert alerts.look() == [*began, ("ended", "critical", "daemon")]
+        manager.setblocking(False)
+        told: list[bytes] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                told.append(manager.recv(1000))
+    later = told[told.index(f"STATUS=blocked: {said} {why}".encode()) :]
+    assert any(one.startswith(b"STATUS=next ") for one in later)
 
 
 def test_a_daemon_below_a_service_manager_ends_if_its_program_is_gone(
@@ -273,7 +359,7 @@ def test_a_daemon_waits_until_the_new_program_can_use_the_configuration(
     installed.install("ciuic", "99.0")
     with pytest.raises(ConfigError, match="changed on disk and cannot use the configuration"):
         request_snapshot(str(installed.machine.store))
-    assert installed.version() == ciuic.__version__
+    assert installed.version() == __version__
     config.write_text(right)
     wait_until("the new program serves", lambda: installed.version() == "99.0")
     process.terminate()

@@ -36,7 +36,7 @@ _ENABLED: Final = f"/etc/systemd/system/timers.target.wants/{_TIMER}"
 def examine_daemon(
     status: Document | CiuicError | None, store_path: str | None
 ) -> Iterator[Finding]:
-    """Check whether the daemon answers or is paused, and whether a snapshot or a hook failed."""
+    """Check whether the daemon answers and takes snapshots, and whether one or a hook failed."""
     if isinstance(status, CiuicError):
         level = PROBLEM if isinstance(status, UnresponsiveError) else WARNING
         yield Finding(level, "daemon", status.message, status.hint or "")
@@ -46,24 +46,34 @@ def examine_daemon(
             what = "no daemon serves this store, so no scheduled snapshots are taken"
             yield Finding(WARNING, "daemon", what, advice)
     else:
-        stalled_s = status.get("stalled_s")
-        if isinstance(stalled_s, (int, float)):
-            what = f"its work has made no progress for {format_duration(stalled_s)}"
-            advice = "Check the disks (journalctl -k), then run 'systemctl restart ciuicd'."
-            yield Finding(PROBLEM, "daemon", what, advice)
-        error = status.get("last_error")
-        if isinstance(error, dict):
-            what = f"its last attempt failed: {error.get('message')}"
-            yield Finding(PROBLEM, "daemon", what, str(error.get("hint") or ""))
-        for failure in status.get("hook_trouble") or ():
-            what = f"at its last snapshot, {failure}"
-            yield Finding(WARNING, "daemon", what, "Read its log: journalctl -u ciuicd.")
-        if status.get("paused"):
-            yield Finding(
-                WARNING, "daemon", "paused", "Run 'systemctl restart ciuicd' to end the pause."
-            )
-        elif error is None and stalled_s is None:
+        findings = list(_of_daemon(status))
+        yield from findings
+        if not any(finding.level == PROBLEM for finding in findings) and not status.get("paused"):
             yield Finding(OK, "daemon", f"runs as process {status.get('pid')}")
+
+
+def _of_daemon(status: Document) -> Iterator[Finding]:
+    """Find what is wrong with a daemon that answers."""
+    stalled_s = status.get("stalled_s")
+    if isinstance(stalled_s, (int, float)):
+        what = f"its work has made no progress for {format_duration(stalled_s)}"
+        advice = "Check the disks (journalctl -k), then run 'systemctl restart ciuicd'."
+        yield Finding(PROBLEM, "daemon", what, advice)
+    blocked = status.get("blocked")
+    if isinstance(blocked, dict):
+        yield Finding(PROBLEM, "daemon", str(blocked.get("message")), str(blocked.get("hint")))
+    elif status.get("replaced"):
+        what = "ciuic was changed on disk, and the daemon is about to start again from it"
+        yield Finding(NOTE, "daemon", what, "Run doctor again in a minute: it says if that fails.")
+    error = status.get("last_error")
+    if isinstance(error, dict):
+        what = f"its last attempt failed: {error.get('message')}"
+        yield Finding(PROBLEM, "daemon", what, str(error.get("hint") or ""))
+    for failure in status.get("hook_trouble") or ():
+        what = f"at its last snapshot, {failure}"
+        yield Finding(WARNING, "daemon", what, "Read its log: journalctl -u ciuicd.")
+    if status.get("paused"):
+        yield Finding(WARNING, "daemon", "paused", "Run 'ciuic resume' to end the pause.")
 
 
 def _core() -> Finding:

@@ -1,0 +1,26 @@
+"""Requests to the daemon that serves the store of a command."""
+
+import os
+from typing import Literal
+
+from ciuic.cli.addresses import place_options
+from ciuic.cli.session import Session
+from ciuic.control import request_done
+from ciuic.errors import StoreError
+from ciuic.store.addressed import control_directory
+
+__all__ = ["ask_daemon"]
+
+
+def ask_daemon(session: Session, do: Literal["pause", "resume"]) -> None:
+    """Have the daemon do something. The store is not opened: its disk may be slow or away.
+
+    Raises:
+        StoreError: No daemon serves the store.
+    """
+    path = session.store_path()
+    control = control_directory(path, os.environ, place_options(session, path))
+    if control is None or request_done(control, do) is None:
+        raise StoreError(
+            f"no daemon serves {path}", hint="Start it: 'systemctl enable --now ciuicd'."
+        )
