@@ -11,6 +11,7 @@ less: ``Decoder.lines``.
 
 import json
 import math
+import operator
 from collections.abc import Callable, Sequence
 from itertools import compress
 from operator import attrgetter
@@ -138,26 +139,27 @@ class Decoder:
         if self._plain is None or self._worded is None:
             return None
         nothing = self._type()
-        found: list[Any] = [nothing] * len(lines)
         # A training that has diverged has NaN in every line.
-        if not self._have_words:
+        if self._have_words:
+            odd: Sequence[int] = range(len(lines))
+            found, count = _read_words(lines, self._worded, nothing)
+        else:
             found = _each(lines, self._plain, nothing)
-        odd = [
-            place
-            for place, one in enumerate(found)
-            if one is nothing and lines[place][:1] not in _NO_OBJECT
-        ]
-        count = _read_words(found, odd, lines, self._worded) if odd else 0
+            odd = [
+                place
+                for place, one in enumerate(found)
+                if one is nothing and lines[place][:1] not in _NO_OBJECT
+            ]
+            read, count = _read_words([lines[place] for place in odd], self._worded, nothing)
+            for place, one in zip(odd, read, strict=True):
+                found[place] = one
         self._have_words = count > len(lines) // 2
         steps, kinds, values = self._split(found)
         if odd:
-            values = [
-                [_number(value) if isinstance(value, str) else value for value in column]
-                for column in values
-            ]
+            values = list(map(_numbers, values))
         names = {kind: _rank_text(kind) for kind in set(kinds)}
-        ranks = [names[kind] for kind in kinds]
-        if None not in steps:
+        ranks = list(map(names.__getitem__, kinds))
+        if type(None) not in set(map(type, steps)):
             return Lines(steps, ranks, values)
         # Not plain, or without a step. The others need not wait for those.
         for place, step in enumerate(steps):
@@ -179,7 +181,7 @@ class Decoder:
             for number in range(len(self._fields))
         ]
         steps = [one.f0 for one in found]
-        if msgspec.UNSET in steps:
+        if msgspec.UnsetType in set(map(type, steps)):
             steps = list(map(_plain_step, found))
         return steps, [one.f6 for one in found], values
 
@@ -293,25 +295,25 @@ def _each(lines: Sequence[bytes], decode: Callable[[bytes], Any], nothing: Any) 
 
 
 def _read_words(
-    found: list[Any], odd: Sequence[int], lines: Sequence[bytes], decode: Callable[[bytes], Any]
-) -> int:
-    """Decode the odd ones of lines as ``_loose_decoder`` does, and put them in their places.
+    lines: Sequence[bytes], decode: Callable[[bytes], Any], nothing: Any
+) -> tuple[list[Any], int]:
+    """Decode lines as ``_loose_decoder`` does; ``nothing`` stands for each that is refused.
 
     Returns:
-        How many of them have NaN or Infinity.
+        What they say, and how many of them have NaN or Infinity.
     """
-    given = [lines[place] for place in odd]
-    texts = _without_words(b"\n".join(given)).split(b"\n")
-    if len(texts) != len(given):
-        return 0
-    count = 0
-    for place, line, text, one in zip(odd, given, texts, _each(texts, decode, None), strict=True):
-        has_word = text != line
-        count += has_word
-        # A rank in text may be a word that was none.
-        if one is not None and not (has_word and isinstance(one.f6, str)):
-            found[place] = one
-    return count
+    texts = _without_words(b"\n".join(lines)).split(b"\n") if lines else []
+    if len(texts) != len(lines):
+        return [nothing] * len(lines), 0
+    found = _each(texts, decode, nothing)
+    have_words = list(map(operator.ne, texts, lines))
+    # A rank in text may be a word that was none.
+    if str in {type(one.f6) for one in found}:
+        found = [
+            nothing if has_word and isinstance(one.f6, str) else one
+            for one, has_word in zip(found, have_words, strict=True)
+        ]
+    return found, sum(have_words)
 
 
 def _without_words(text: bytes) -> bytes:
@@ -391,6 +393,14 @@ def _number(value: object) -> float | None:
         except (ValueError, OverflowError):
             return None
     return None
+
+
+def _numbers(column: list[Any]) -> list[float | None]:
+    """Return decoded values of a field as numbers, each of those in text once."""
+    if str not in set(map(type, column)):
+        return column
+    known = {text: _number(text) for text in set(column) if isinstance(text, str)}
+    return list(map(known.get, column, column))
 
 
 def _time_s(value: object) -> float | None:
