@@ -279,7 +279,7 @@ class Service:
         newest_ns = max((state.newest_ns or 0 for state in self._turns), default=0)
         awaited = [state.follow_ups.shown for state in self._turns]
         blocked, is_replaced = self._blocked, self._program.was_replaced()
-        if is_replaced and blocked is None:
+        if is_replaced and blocked is None and self._inbox.is_quiet:
             self._inbox.wake()  # to try the new program now, and not at the next look
         return {
             "state": self._state,
