@@ -66,7 +66,8 @@ def _take(session: Session, *options: str) -> Document | None:
     say(f"emergency snapshot {report['id']} was taken in {total}")
     for warning in report["trouble"][:_NAMED_MAX]:
         say(warning_text(warning).removeprefix("ciuic: "))
-    left = report["trouble_count"] - _NAMED_MAX
+    # The first is a list of some, with harmless ones; the second counts all others.
+    left = max(len(report["trouble"]), report["trouble_count"]) - _NAMED_MAX
     if left > 0:
         say(f"and {counted(left, 'more warning')}: see 'ciuic show {report['id']}'")
     return report

@@ -101,7 +101,7 @@ def _status(taken: Sequence[Document]) -> int:
     """Return the exit status after the end of the process."""
     if not taken:
         return FAILED
-    return TROUBLE if any(report["trouble"] for report in taken) else DONE
+    return TROUBLE if any(report["trouble_count"] for report in taken) else DONE
 
 
 def _start(pid: int, text: str, name: str, found: Finding) -> None:

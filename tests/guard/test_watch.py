@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,6 +73,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_process(
 
 def test_the_status_says_whether_there_is_a_snapshot_of_the_end(box: Box) -> None:
     written = box.source / "a"
+    os.mknod(box.source / "socket", stat.S_IFSOCK | 0o600)  # a warning that is harmless
     for arguments, mode, code in (
         (("--config", box.config), "rb", 0),
         (("--config", box.config), "r+b", 3),  # a program has the file open for writing
