@@ -156,7 +156,7 @@ class WriterProcess:
         """Wait for the answers of all requests, and end the process; harmless twice.
 
         Args:
-            timeout_s: The longest wait for each, in seconds; None: no limit.
+            timeout_s: The longest wait in seconds; None: no limit.
         """
         if self._requests >= 0:
             # Closing the pipe is not enough: a process that this one has forked may hold it. The
@@ -167,7 +167,8 @@ class WriterProcess:
             os.close(requests)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
-        self._listener.join(timeout_s)
+            # Not before: it listens until the process ends, and the time is up.
+            self._listener.join(timeout_s)
 
     def _listen(self, fd: int) -> None:
         try:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -186,6 +187,20 @@ def test_a_save_that_an_exception_ended_does_not_outlast_the_grace_period(tmp_pa
             assert manager.step(4, STATE).wait(PATIENCE_S)
         assert [saved.step for saved in manager.list()] == [4, 2, 1]
         assert np.array_equal(manager.load_snapshot(2)["model_state_dict"]["w"], STATE["w"])
+
+
+def test_the_wait_for_a_writer_that_hangs_ends_in_time(tmp_path):
+    with SnapshotManager(tmp_path / "store") as manager:
+        manager.save_snapshot(STATE, step=1, wait=True)
+        writer = manager._saves._writer
+        os.kill(writer.pid, signal.SIGSTOP)
+        try:
+            began_s = time.monotonic()
+            writer.close(1.0)
+            took_s = time.monotonic() - began_s
+        finally:
+            os.kill(writer.pid, signal.SIGCONT)
+        assert 1.0 <= took_s < 1.9, "the thread that listens was waited for as well"
 
 
 def test_the_failure_of_an_earlier_save_does_not_prevent_the_last_one(manager):
