@@ -117,22 +117,30 @@ class TemporaryFiles:
         """
         opened: list[tuple[Written, int]] = []
         done: list[Written] = []
+        left: list[int] = []
+        is_complete = False
         try:
             for job in jobs:
                 temporary = self.new_name()
                 fd = os.open(temporary, _OPEN_TEMPORARY, 0o600, dir_fd=job.directory.fd)
                 opened.append((Written(job, temporary), fd))
+                left.append(fd)
             fill([fd for _, fd in opened])
             for file, fd in opened:
                 bare = self._is_bare(file.job)
                 refused = apply_metadata(fd, file.job.entry, os.fstat(fd), bare=bare)
                 done.append(file._replace(refused=tuple(refused)))
+            while left:
+                os.close(left.pop())  # some file systems say only now that a write has failed
+            is_complete = True
         except OSError:
             return False
         finally:
-            for file, fd in opened:
-                os.close(fd)
-                if len(done) < len(jobs):
+            for fd in left:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            if not is_complete:
+                for file, _ in opened:
                     discard(file)
         for file in done:
             self._complete(file)

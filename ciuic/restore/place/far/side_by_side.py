@@ -4,6 +4,7 @@ A snapshot reads several files at once, so its packs have their chunks in turn. 
 other would need what was fetched for the first again for the second.
 """
 
+import contextlib
 import functools
 import itertools
 import os
@@ -99,12 +100,14 @@ class SideBySide:
             alone.
         """
         self._begun_bytes = 0
-        try:
-            return self._files.write_side_by_side(
+        before, is_written = self._written.last, False
+        with contextlib.suppress(CorruptionError, UnknownFormatError):
+            is_written = self._files.write_side_by_side(
                 jobs, lambda fds: self._fill(jobs, fds, following)
             )
-        except (CorruptionError, UnknownFormatError):
-            return False
+        if not is_written:
+            self._written.forget_after(before)
+        return is_written
 
     def _fill(self, jobs: Sequence[Job], fds: Sequence[int], following: Sequence[Job]) -> None:
         files: list[_File] = []

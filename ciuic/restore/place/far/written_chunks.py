@@ -28,7 +28,10 @@ _buffers: Final = BufferPool(_BUFFER_BYTES)
 class WrittenChunks:
     """The chunks of the last files. See ``ChunksWritten``.
 
-    One thread calls ``add`` and ``close``, while no other reads.
+    One thread calls all methods but ``lend``, while no other reads.
+
+    Attributes:
+        last: The number of the file that was begun last.
     """
 
     def __init__(self) -> None:
@@ -36,7 +39,7 @@ class WrittenChunks:
         """The open descriptors, by the number of the file."""
         self._chunks: OrderedDict[bytes, tuple[int, int, int]] = OrderedDict()
         """The number of the file, the offset and the length of each chunk."""
-        self._next = 0
+        self.last = 0
 
     def close(self) -> None:
         """Forget all of them."""
@@ -46,7 +49,7 @@ class WrittenChunks:
 
     def add_file(self, fd: int) -> int:
         """Begin a file; returns its number, for ``add``."""
-        number = self._next = self._next + 1
+        number = self.last = self.last + 1
         # Not by its name: the owner of the directory may have put another file there.
         path = b"/proc/self/fd/%d" % fd
         flags = os.O_RDONLY | os.O_CLOEXEC
@@ -68,6 +71,15 @@ class WrittenChunks:
                 self._chunks[piece.id] = number, offset, piece.length_bytes
         while len(self._chunks) > _CHUNKS_MAX:
             self._chunks.popitem(last=False)
+
+    def forget_after(self, number: int) -> None:
+        """Forget the files that were begun after one: they are removed, and would keep their space.
+
+        Args:
+            number: Of that one.
+        """
+        while self._files and next(reversed(self._files)) > number:
+            os.close(self._files.popitem()[1])
 
     def __contains__(self, chunk_id: object) -> bool:
         found = self._chunks.get(chunk_id) if isinstance(chunk_id, bytes) else None
