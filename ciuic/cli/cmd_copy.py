@@ -222,7 +222,7 @@ def _opened(
     from ciuic.store.addressed import open_at_address
 
     return open_at_address(
-        path, os.environ, options, write=write, wait_s=wait_s, cancelled=cancelled
+        path, os.environ, options, write=write, only_adds=write, wait_s=wait_s, cancelled=cancelled
     )
 
 

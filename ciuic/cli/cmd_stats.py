@@ -108,7 +108,7 @@ def command(
     if as_json:
         print_json(document)
     else:
-        _print(document, checks if store.bucket is None else None)
+        _print(document, checks)
         if weights is not None:
             print_weights(weights)
     if weights is not None and weights.unknown_count:
@@ -144,7 +144,7 @@ def _break_down(store: Store, *, as_json: bool) -> Breakdown:
         return break_down(store, None if newest is None else newest.id, progress=reporter.update)
 
 
-def _print(document: Document, checks: Health | None) -> None:
+def _print(document: Document, checks: Health) -> None:
     rows = [
         ("logical", format_bytes(document["logical_bytes"]), "all files of all snapshots"),
         ("unique", format_bytes(document["unique_bytes"]), "each piece of content once"),
@@ -153,5 +153,5 @@ def _print(document: Document, checks: Health | None) -> None:
     count = document["snapshots"]
     click.echo(counted(count, "snapshot"))
     print_table(("BYTES", Column("SIZE", right=True), Column("OF WHAT", cut=cut_end)), rows)
-    for key, value in check_lines(checks) if checks else ():  # no scrub reads a bucket
+    for key, value in check_lines(checks):
         print_pair(f"{key}:", value, len(key) + 2)

@@ -64,7 +64,7 @@ def opened(
     """
     path = session.store_path()
     if is_url(path):
-        access = {"write": write and adds, "removes": removes}
+        access = {"write": write and adds, "only_adds": only_adds, "removes": removes}
         # Anything else may be a tag of any snapshot.
         about = only if re.fullmatch(_ID, only) else ""
         with _in_bucket(session, path, access, wait_s, cancelled, only=about) as store:

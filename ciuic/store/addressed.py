@@ -60,7 +60,7 @@ def open_at_address(
         address: Its directory, or the URL of its bucket.
         environment: The environment variables: credentials, and the directory for caches.
         options: How to reach the object store.
-        write: See ``open_store``. In a bucket, others may write meanwhile.
+        write: See ``open_store``. In a bucket, other machines may write meanwhile.
         only_adds: See ``open_store``.
         removes: In a bucket: packs are removed, and no snapshot is added.
         wait_s: How long to wait for another writer on this machine.
@@ -88,7 +88,14 @@ def open_at_address(
     def opened(*, trusts_kept: bool) -> Store:
         bucket = open_bucket(place, environment, write=write, only=only, trusts_kept=trusts_kept)
         return stack.enter_context(
-            open_in_bucket(bucket, write=write, removes=removes, wait_s=wait_s, cancelled=cancelled)
+            open_in_bucket(
+                bucket,
+                write=write,
+                only_adds=only_adds,
+                removes=removes,
+                wait_s=wait_s,
+                cancelled=cancelled,
+            )
         )
 
     with contextlib.ExitStack() as stack:

@@ -47,6 +47,7 @@ class IndexKeeper:
         write_locks: The store's write locks; a reader takes them briefly to save a rebuilt index.
         store_id: The ID of the store.
         is_read_only: This version must not write to the store: a rebuilt index is not saved.
+        others_remove: Other machines may remove packs beside this process, as in a bucket.
 
     Attributes:
         writable: The store is open for writing.
@@ -62,11 +63,13 @@ class IndexKeeper:
         store_id: str,
         *,
         is_read_only: bool = False,
+        others_remove: bool = False,
     ) -> None:
         self.writable = False
         self.is_alone = False
         self.is_rebuilt = False
         self._is_read_only = is_read_only
+        self._others_remove = others_remove
         self._store_path = store_path
         self._store_id = store_id
         self._packs = packs
@@ -267,16 +270,19 @@ class IndexKeeper:
             self._reconcile(self._index)
 
     def _reconcile(self, index: ChunkIndex) -> None:
-        # Before the packs are listed: a pack that another process records later must not be missing
-        # in that listing.
-        index.begin()
         index.shut_packs = self._shut_packs
-        present = self._packs.sizes()
-        recorded = index.packs()
+        present, recorded = self._begin_and_list(index)
         if recorded == present:
             index.rollback()  # nothing has changed, so there is nothing to make durable
             return
         changed = [pack_id for pack_id, size in recorded.items() if present.get(pack_id) != size]
+        if changed and self._is_beside_others:
+            # The other machine's prune does not hinder the process of this machine that is adding:
+            # a large index takes longer to rebuild than that process waits for its turn.
+            index.close()
+            self._index = ChunkIndex(ON_SCRATCH, write=True)
+            self._reconcile(self._index)
+            return
         # In a bucket, other machines prune, and what they delete stays shut.
         gone = {one for one in changed if one not in present and one not in self._shut_packs}
         cut = {chunk for one in changed if one in present for chunk in index.chunks_in(one)}
@@ -295,6 +301,27 @@ class IndexKeeper:
         if cut:
             index.note_lost(cut - index.places(list(cut)).keys())
         index.commit()
+
+    @property
+    def _is_beside_others(self) -> bool:
+        """Other processes add by this index, while other machines may remove packs."""
+        return self._others_remove and not self.is_alone
+
+    def _begin_and_list(self, index: ChunkIndex) -> tuple[dict[PackId, int], dict[PackId, int]]:
+        """Begin a transaction; returns the packs that are there, and those that are recorded."""
+        if not self._is_beside_others:
+            # Before the packs are listed: a pack that another process records later must not be
+            # missing in that listing.
+            index.begin()
+            return self._packs.sizes(), index.packs()
+        # Others that add would have to wait while a server lists its packs. So what they record
+        # meanwhile, which is there, is added to the listing.
+        before = index.packs()
+        present = self._packs.sizes()
+        index.begin()
+        recorded = index.packs()
+        present |= {one: size for one, size in recorded.items() if one not in before}
+        return present, recorded
 
     def _filled(self, place: str, packs: dict[PackId, int]) -> ChunkIndex:
         index = ChunkIndex(place, write=True)

@@ -92,6 +92,7 @@ def open_in_bucket(
     bucket: Bucket,
     *,
     write: bool = False,
+    only_adds: bool = False,
     removes: bool = False,
     wait_s: float = 0.0,
     cancelled: Callable[[], bool] = lambda: False,
@@ -101,12 +102,14 @@ def open_in_bucket(
     Args:
         bucket: The store.
         write: See ``open_store``; processes of other machines may add and prune meanwhile.
+        only_adds: See ``open_store``: processes of this machine that only add may do so meanwhile.
         removes: With ``write``, packs are removed and no snapshot is added.
         wait_s: How long to wait for other writers on this machine.
         cancelled: See ``open_store``.
     """
     store = Store(bucket.path, bucket)
-    with _locked(store, _Access(write, removes=removes, wait_s=wait_s, cancelled=cancelled)):
+    access = _Access(write, only_adds, wait_s, cancelled, removes=removes)
+    with _locked(store, access):
         yield store
 
 
@@ -174,6 +177,7 @@ class Store:
             self._write_locks,
             self.header.store_id,
             is_read_only=is_read_only,
+            others_remove=bucket is not None,
         )
         self.manifests = Manifests(path, bucket)
         self.marks = Marks(path, bucket)

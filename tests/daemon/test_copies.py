@@ -345,6 +345,11 @@ def test_a_copy_that_is_ahead_is_said_once_in_the_log_and_stays_in_the_status(co
     assert what in copied.ciuic("status").out
     (shown,) = json.loads(copied.ciuic("status", "--json").out)["copies"]
     assert shown["differences"][0].startswith(what)
+    findings = json.loads(ciuic("--config", copied.machine.config, "doctor", "--json").out)[
+        "findings"
+    ]
+    (found,) = [one for one in findings if one["about"].startswith("copy ")]
+    assert (found["level"], what in found["what"]) == ("note", True)
     assert ahead in copied.listed()
 
     copied.there("copy", "--to", copied.machine.store)

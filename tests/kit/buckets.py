@@ -70,10 +70,10 @@ class FolderMachine(Machine):
         self.clock = ManualClock(time.time_ns() + HOUR_NS)
 
     @contextlib.contextmanager
-    def opened_at(self, place, *, removes=False):
+    def opened_at(self, place, *, removes=False, only_adds=False):
         """Open the store for writing, through another place."""
         bucket = open_bucket(place, self.environ, write=True)
-        with open_in_bucket(bucket, write=True, removes=removes) as store:
+        with open_in_bucket(bucket, write=True, removes=removes, only_adds=only_adds) as store:
             yield store
 
     def take_at(self, place, *roots):

@@ -100,6 +100,7 @@ def test_damage_is_named_and_repaired(run, taken, server, address, tmp_path):
     data[200_000] ^= 1
     place.put(pack.key, bytes(data))
 
+    assert "every pack was read within" in run("stats")
     said = run("scrub", code=4)
 
     assert f"pack {pack.key[6:18]}: DAMAGED" in said

@@ -8,6 +8,7 @@ import pytest
 
 from ciuic.errors import StoreError, UnknownFormatError
 from ciuic.ids import random_snapshot_id
+from ciuic.maintain.repair.header import repair_header
 from ciuic.store.directory.cache import StaleHeaderError
 from ciuic.store.place.bucket import open_bucket
 from ciuic.store.records import layout
@@ -93,6 +94,8 @@ def test_a_store_of_a_newer_format_is_refused_by_a_machine_that_knew_the_older(
     with pytest.raises(UnknownFormatError, match=layout.HEADER):
         one.take(source)
     assert one.names("leases") == []
+    with pytest.raises(UnknownFormatError, match=layout.HEADER):
+        repair_header(one.place(), one.environ, None, one.clock, apply=True)
 
 
 def test_a_store_that_has_lost_its_header_is_named_by_a_machine_that_knew_it(one, source, tmp_path):

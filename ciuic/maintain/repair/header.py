@@ -8,8 +8,9 @@ from typing import Final
 from ciuic.errors import CorruptionError, LostRaceError, MissingError, StoreError
 from ciuic.store.directory.cache import kept_headers
 from ciuic.store.place.place import Place, Version
+from ciuic.store.place.records import decoded_header
 from ciuic.store.records import layout
-from ciuic.store.records.header import FORMAT, HEADER_BYTES_MAX, Header, decode_header
+from ciuic.store.records.header import FORMAT, HEADER_BYTES_MAX, Header
 from ciuic.system.clock import Clock, rfc3339
 
 __all__ = ["repair_header"]
@@ -45,14 +46,14 @@ def repair_header(
     damaged = b""
     try:
         found = place.get_versioned(layout.HEADER, HEADER_BYTES_MAX)
-        decode_header(found.data)
+        decoded_header(place, found.data)
     except MissingError:
         if not (place.keys(layout.SNAPSHOTS) or place.keys(layout.PACKS)):
             return ()
         what = f"the header {layout.HEADER} of {place.name} is gone"
     except CorruptionError as error:
         version, damaged = found.version, found.data
-        what = f"{place.name}/{layout.HEADER}: {error.message}"
+        what = error.message
     else:
         return ()
     data = _kept(place, environment) or _like(other, clock)

@@ -53,9 +53,12 @@ def examine_store(
 
 
 def examine_standing(copy: Standing) -> Finding:
-    """Report how far a copy is behind."""
+    """Report how far a copy is behind, or that it has what the store lacks."""
     if copy.is_behind:
         return Finding(WARNING, f"copy {copy.name}", copy.sentence(), copy.advice)
+    if copy.differences:
+        advice = f"'ciuic --store {copy.address} list' shows the snapshots that the copy has."
+        return Finding(NOTE, f"copy {copy.name}", copy.sentence(), advice)
     return Finding(OK, f"copy {copy.name}", copy.sentence())
 
 

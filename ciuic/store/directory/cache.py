@@ -6,11 +6,12 @@ takes it for a store; the bucket's own header is in it under another name.
 """
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from ciuic.errors import StoreError
+from ciuic.errors import CiuicError, StoreError
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.locks import WriteLocks
@@ -32,7 +33,10 @@ __all__ = [
 _SYSTEM_CACHE: Final = "/var/cache"
 _NAME_DIGITS: Final = 8
 _ELSEWHERE: Final = "Set XDG_CACHE_HOME to a directory that this user can write to, or unset it."
+_NO_PLACE: Final = frozenset({errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS})
 _MAX: Final = 1024 * 1024
+_OF_A_STORE: Final = (layout.PARITY, layout.CONDEMNED, layout.VERDICTS, layout.COPIES)
+"""Directories that say something about one store alone, besides those that are always cleared."""
 
 
 def cache_directory(environment: Mapping[str, str]) -> str:
@@ -67,7 +71,11 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
     about = f"{store_id} {name}\n".encode()
     folder = Folder(path)
     # Also if only the address differs: another bucket can claim the ID of this store.
-    if folder.has(layout.CACHE) and folder.read(layout.CACHE, 4096) != about:
+    is_other = folder.has(layout.CACHE) and folder.read(layout.CACHE, 4096) != about
+    if _has_header_of_another(folder, store_id):
+        # Its manifests would count as lost by this store, and would be put back into it.
+        _clear(path, _OF_A_STORE)
+    elif is_other:
         _clear(path)
     if not folder.has(layout.CACHE):
         folder.replace(layout.CACHE, about)
@@ -88,8 +96,9 @@ def _made(path: str) -> str:
                 if not nofollow.is_directory(each):
                     durable.make_directory(each, 0o700)
     except StoreError as error:
-        if isinstance(error.__cause__, NotADirectoryError | PermissionError):
-            raise StoreError(error.message, hint=_ELSEWHERE) from error.__cause__
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _NO_PLACE:
+            raise type(error)(error.message, hint=_ELSEWHERE) from cause
         raise
     return path
 
@@ -146,10 +155,20 @@ def _missing_parents(directory: str) -> Iterator[str]:
         yield directory
 
 
-def _clear(path: str) -> None:
+def _has_header_of_another(folder: Folder, store_id: str) -> bool:
+    """Return whether the directory was copied from that of another store."""
+    with contextlib.suppress(OSError, CiuicError):
+        return decode_header(folder.read(layout.HEADER_COPY, _MAX)).store_id != store_id
+    return False
+
+
+def _clear(path: str, more: Iterable[str] = ()) -> None:
     lock = WriteLocks(path)
     lock.take_alone()
     try:
+        for name in more:
+            records = Folder(path, name)
+            records.remove_all(records.names(lambda one: one))
         snapshots = Folder(path, layout.SNAPSHOTS)
         snapshots.remove_all(map(layout.manifest_name, snapshots.names(layout.parse_manifest_name)))
         marks = Folder(path, layout.MARKS)
