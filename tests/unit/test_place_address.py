@@ -254,3 +254,9 @@ def test_a_machine_that_gives_no_credentials_for_now_is_asked_again(status):
     asked = "Error performing PUT http://169.254.169.254/latest/api/token"
     error = GenericError(f"{asked}: status code: {status} for now")
     assert isinstance(sorted_error(error, "read", "s3://bucket/a"), TransientError)
+
+
+def test_an_object_that_cannot_be_read_may_be_of_another_account():
+    answer = GenericError("status code: 403: <Code>AccessDenied</Code>")
+    assert "keys of one account" in sorted_error(answer, "read", "s3://bucket/a/key").hint
+    assert "keys of one account" not in sorted_error(answer, "write", "s3://bucket/a/key").hint

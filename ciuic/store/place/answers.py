@@ -48,6 +48,10 @@ _HINTS: Final = {
     "ExpiredToken": "Get new credentials, then run the command again.",
     "RequestTimeTooSkewed": "Set the clock of this machine: it differs too much from the server's.",
 }
+_OTHER_ACCOUNT: Final = (
+    f"{AccessDeniedError.default_hint} If another account has written the object, it may be closed"
+    " to this one: use keys of one account on all machines."
+)
 _RETRIED: Final = {408, 409, 425, 429, 500, 502, 503, 504}
 """409: two conditional writes met, and the server asks for another attempt."""
 _CLIENT_ONLY: Final = "the server did not answer as an object store does"
@@ -81,7 +85,8 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
     if status == 412 or isinstance(error, (AlreadyExistsError, PreconditionError)):
         return LostRaceError(f"{url}: another writer was first")
     if status in {401, 403} or isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-        return AccessDeniedError(message, hint=_HINTS.get(code))
+        is_object = doing == "read" and code == "AccessDenied"
+        return AccessDeniedError(message, hint=_OTHER_ACCOUNT if is_object else _HINTS.get(code))
     if status == 501 or isinstance(error, (NotSupportedError, NotImplementedError)):
         return UnsupportedError(message)
     if status == 416:
