@@ -286,6 +286,8 @@ class Store:
 
         Its tags and its pin may have changed since; ``catalog`` tells the present ones.
         """
+        if self.bucket is not None:
+            self.bucket.meet(snapshot_id)
         return self.manifests.read(snapshot_id, copy=copy)
 
     def new_snapshot_id(self) -> SnapshotId:

@@ -137,14 +137,16 @@ class Locator:
             found = self._open_index().places([chunk_id]).get(chunk_id)
             if found is not None and found not in tried:
                 return found
-        found = self.places_in_packs([chunk_id]).get(chunk_id)
-        if found is not None and found not in tried:
-            return found
+        first = self.places_in_packs([chunk_id]).get(chunk_id)
+        if first is not None and first not in tried:
+            return first
         packs = frozenset(place.pack_id for place in tried)
         for pack_id in packs:
             for found in self._listed.copies(chunk_id, pack_id):
                 if found not in tried:
                     return found
+        if first is None:
+            return None  # no pack lists it, so no index without some of the packs has it
         return self.places_in_packs([chunk_id], packs).get(chunk_id)
 
     def chain(self, chunk_id: ChunkId) -> list[ChunkPlace] | None:
@@ -189,7 +191,11 @@ class Locator:
         if now_s - made.compared_s < self.names_s:
             return False
         made.compared_s = now_s
-        return made.names != self._packs.names()
+        names = self._packs.names()
+        if made.names is not names and made.names != names:
+            return True
+        made.names = names  # a place may return this set again: that is quick to compare
+        return False
 
     def _from_packs(self, without: frozenset[PackId]) -> Places:
         with self._lock:

@@ -85,6 +85,7 @@ class StoreInBucket:
         self._own = OwnSnapshots(path)
         self._leases = HeldLeases(place)
         self._replaced: dict[SnapshotId, Version] = {}
+        self._met: set[SnapshotId] = set()
         self.unread: bytes | None = None
 
     def fetch(self, only: str = "") -> None:
@@ -111,6 +112,8 @@ class StoreInBucket:
             if snapshot_id is not None:
                 is_short = found.size_bytes == TOMBSTONE_BYTES
                 (revoked_ids if is_short else listed).add(snapshot_id)
+        self.packs.outdate()
+        self._met = set(listed)
         revoked.remove_all(map(layout.manifest_name, known_revoked - revoked_ids))
         # A manifest that was cut to the length of a tombstone is damage, which must not be hidden.
         listed |= revoked_ids - known_revoked
@@ -127,6 +130,15 @@ class StoreInBucket:
                     revoked.create(layout.manifest_name(snapshot_id), data)
                 elif data is not None:
                     folder.create(layout.manifest_name(snapshot_id), data)
+
+    def meet(self, snapshot_id: SnapshotId) -> None:
+        """Say that this snapshot is read: its packs may have come after the last listing.
+
+        Another process of this machine may have fetched its manifest.
+        """
+        if snapshot_id not in self._met:
+            self._met.add(snapshot_id)
+            self.packs.outdate()
 
     def put_back(self, snapshot_id: SnapshotId, data: bytes) -> bool:
         """Put a sound manifest in the place of one that is lost or damaged.

@@ -47,10 +47,14 @@ class PackObjects:
         self._segments = segments
         self._lock = threading.Lock()
         self._sizes: dict[PackId, int] = {}
+        """From the last listing; never changed."""
+        self._sizes_alone: dict[PackId, int] = {}
+        """Of packs that the server was asked for one by one."""
         self._listed: dict[PackId, int] = {}
         """Lengths of packs, from index segments. Some of these packs may be gone."""
         self._asked = 0
         self._fetching = Fetching(path)
+        self._answers = self._fetching.answers
         self._opened: WeakValueDictionary[PackId, ObjectPack] = WeakValueDictionary()
         self._pool = ThreadPoolExecutor(_UPLOADS_AT_ONCE, thread_name_prefix="upload")
         self._turns = threading.BoundedSemaphore(_UPLOADS_AT_ONCE)
@@ -60,12 +64,14 @@ class PackObjects:
     def sizes(self) -> dict[PackId, int]:
         """See ``Packs``."""
         found: dict[PackId, int] = {}
+        begun = self._answers.begin_listing()
         for listed in self._place.list(layout.PACKS):
             pack_id = layout.parse_pack_name(listed.key.rpartition("/")[2])
             if pack_id is not None and listed.size_bytes is not None:
                 found[pack_id] = listed.size_bytes
         with self._lock:
             self._sizes = found
+        self._answers.note_listing(begun, found)
         self._segments.outdate()
         return dict(found)
 
@@ -77,13 +83,22 @@ class PackObjects:
         return dict(found)
 
     def names(self) -> set[str]:
-        """See ``Packs``."""
+        """See ``Packs``: they may have been listed a few seconds ago, see ``LastAnswers``."""
+        known = self._answers.names()
+        if known is not None:
+            return known
         return {layout.pack_name(pack_id) for pack_id in self.sizes()}
 
+    def outdate(self) -> None:
+        """List the packs again for the next chunk that is in none of them."""
+        self._answers.outdate()
+
     def size_bytes(self, pack_id: PackId) -> int | None:
-        """See ``Packs``; asks once for each pack."""
+        """See ``Packs``; asks once for each pack, and again for a missing one after a while."""
+        if self._answers.is_missing(pack_id):
+            return None
         with self._lock:
-            known = self._sizes.get(pack_id)
+            known = self._sizes.get(pack_id) or self._sizes_alone.get(pack_id)
             self._asked += known is None
             is_cheaper_listed = 0 < len(self._listed) < self._asked * _LISTED_AT_ONCE
         if known is not None:
@@ -95,14 +110,16 @@ class PackObjects:
         try:
             size_bytes = self._place.size_bytes(_key(pack_id))
         except MissingError:
+            self._answers.note_missing(pack_id)
             return None
         with self._lock:
-            self._sizes[pack_id] = size_bytes
+            self._sizes_alone[pack_id] = size_bytes
         return size_bytes
 
     def open(self, pack_id: PackId) -> ObjectPack:
         """See ``Packs``; all readers share what was fetched."""
-        size_bytes = self._listed.get(pack_id) or self.size_bytes(pack_id)
+        listed = None if self._answers.is_missing(pack_id) else self._listed.get(pack_id)
+        size_bytes = listed or self.size_bytes(pack_id)
         if size_bytes is None:
             raise ChunkMissingError(f"pack {pack_id.hex()[:12]} is gone")
         with self._lock:  # one pack, although two readers open it at once
@@ -167,6 +184,7 @@ class PackObjects:
             with _dropping_pages(data):
                 self._place.put(_key(pack_id), data)
                 self._segments.add(pack_id, data)
+            self._answers.outdate()
         except StoreError as error:
             self._failure = error
             raise

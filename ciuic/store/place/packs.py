@@ -190,6 +190,10 @@ class Bucket(Protocol):
         """Make the copies of marks and manifests on this machine agree with the bucket."""
         ...
 
+    def meet(self, snapshot_id: SnapshotId) -> None:
+        """Say that this snapshot is read: its packs may have come after the last listing."""
+        ...
+
     def manifest(self, snapshot_id: SnapshotId) -> bytes:
         """Read a manifest from the bucket."""
         ...

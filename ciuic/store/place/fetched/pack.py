@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from ciuic.errors import ChunkMissingError, MissingError, StoreError
 from ciuic.ids import PackId
 from ciuic.store.format.pack import TRAILER_BYTES
+from ciuic.store.place.fetched.answers import LastAnswers
 from ciuic.store.place.fetched.parts import FetchedPart, FetchedParts
 from ciuic.store.place.fetched.spill import PART_BYTES_MAX
 from ciuic.store.place.place import ByteRange, Place
@@ -70,10 +71,15 @@ class Fetching:
 
     Args:
         directory: In the cache, for parts that do not fit into memory.
+
+    Attributes:
+        parts: The parts that are kept.
+        answers: What the server last said about the packs.
     """
 
     def __init__(self, directory: str) -> None:
         self.parts = FetchedParts(directory)
+        self.answers = LastAnswers()
         self._pool = ThreadPoolExecutor(_AHEAD_AT_ONCE, thread_name_prefix="ahead")
         self._idle = threading.BoundedSemaphore(_AHEAD_AT_ONCE)
         self._plan_lock = threading.Lock()
@@ -322,11 +328,15 @@ class ObjectPack:
         return None
 
     def _fetch(self, begin: int, end: int, ahead_end: int) -> bytes | memoryview:
+        answers = self._fetching.answers
         try:
+            if answers.is_missing(self._pack_id):
+                raise ChunkMissingError(f"pack {self._pack_id.hex()[:12]} is gone")
             (data,) = self._place.get_ranges(self._key, [ByteRange(begin, end - begin)])
             self._parts.add(FetchedPart(self._pack_id, begin, data, ahead_end))
             return data
         except MissingError as error:
+            answers.note_missing(self._pack_id)
             raise ChunkMissingError(f"pack {self._pack_id.hex()[:12]} is gone") from error
         finally:
             # After it is kept: a thread that looks finds it in one place or the other.
