@@ -1,6 +1,7 @@
 """``ciuic log``."""
 
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -19,9 +20,10 @@ from ciuic.cli.options import absolute, copies_option, given, json_option
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.session import Session
-from ciuic.errors import DAMAGE, UsageError
+from ciuic.errors import DAMAGE, PathNotFoundError, UsageError
+from ciuic.model import path_text
 from ciuic.report.histories.changes import Change, descent, history
-from ciuic.report.histories.tensor import tensor_history
+from ciuic.report.histories.tensor import TensorVersion, tensor_history
 from ciuic.report.versions import DAMAGED
 
 __all__ = ["command"]
@@ -86,8 +88,10 @@ def command(
                     click.echo("no snapshot matches --tag and --root", err=True)
             return
         found = history(store, snapshots, wanted)
-        short = {} if as_json else shown_ids(store)
         tensors = [] if tensor is None else tensor_history(store, found, wanted, tensor)
+        if not session.damaged:  # a snapshot that cannot be read may have it
+            _refuse_absence(wanted, found, tensor, tensors)
+        short = {} if as_json else shown_ids(store)
         if as_json and tensor is not None:
             print_json_array(tensor_json(one, wanted, tensor) for one in tensors)
         elif as_json:
@@ -96,13 +100,30 @@ def command(
             print_tensor(tensors, short, graph=graph)
         elif found:
             print_changes(found, short, graph=graph)
-    if not found:
-        click.echo(f"no snapshot holds {printable(wanted)}", err=True)
-    elif tensor is not None and not tensors:
-        click.echo(
-            f"no version of {printable(wanted)} has the tensor '{printable(tensor)}'", err=True
-        )
     _end(found, wanted, [one.why for one in tensors if one.why])
+
+
+def _refuse_absence(
+    path: bytes,
+    found: Sequence[Change],
+    tensor: str | None,
+    tensors: Sequence[TensorVersion],
+) -> None:
+    """Refuse a path or a tensor that no snapshot has: a name with a mistake has no history.
+
+    Raises:
+        PathNotFoundError: No snapshot has it.
+    """
+    if not found:
+        raise PathNotFoundError(
+            f"no snapshot holds {path_text(path)}",
+            hint="'ciuic find NAME' looks for a name in all snapshots.",
+        )
+    if tensor is not None and not tensors:
+        raise PathNotFoundError(
+            f"no version of {path_text(path)} has the tensor {tensor!r}",
+            hint="'ciuic diff --tensors' shows the names of tensors that changed.",
+        )
 
 
 def _end(found: list[Change], path: bytes, unread: list[str]) -> None:

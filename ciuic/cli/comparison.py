@@ -184,6 +184,7 @@ def runs_document(found: RunComparison, metrics: Sequence[Metrics]) -> Document:
                 "field": metric.field,
                 "steps": metric.steps,
                 "values": [[_finite(value) for value in row] for row in metric.values],
+                "not_finite_from": metric.not_finite_from,
             }
             for metric in metrics
         ],

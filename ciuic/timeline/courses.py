@@ -44,7 +44,8 @@ class Course(NamedTuple):
 
     Attributes:
         curves: The values of each field, by step. Of a training that was rolled back, what was
-            logged before and undone is left out.
+            logged before and undone is left out. Values that are not finite are left out too,
+            except at the end: the first and the last of those after the last finite one.
         logs: The logs that were read, in the last snapshot; empty: the snapshots hold the metrics.
     """
 
@@ -133,7 +134,7 @@ class Courses:
             for name, value in state.metrics.items():
                 if name in curves or len(curves) < FIELDS_MAX:
                     curves.setdefault(name, Curve()).add(step, value)
-        return {name: _gone_on(curve.points()) for name, curve in curves.items()}
+        return {name: _gone_on(curve) for name, curve in curves.items()}
 
     def _logged(self, store: Store, entry: Entry) -> dict[str, list[Point]]:
         key = entry.content, entry.level, entry.size_bytes
@@ -144,7 +145,7 @@ class Courses:
             curves = curves_of(chain(first, lines), fields)
             _make_room(self._curves)
             pairs = zip(fields, curves, strict=True)
-            self._curves[key] = {name: _gone_on(curve.points()) for name, curve in pairs}
+            self._curves[key] = {name: _gone_on(curve) for name, curve in pairs}
         return self._curves[key]
 
 
@@ -174,10 +175,10 @@ def at_steps(curve: Sequence[Point], steps: Sequence[int]) -> list[float | None]
     return found
 
 
-def _gone_on(stretches: Sequence[Sequence[Point]]) -> list[Point]:
-    """Join stretches: each replaces what was logged at its first step and after."""
+def _gone_on(curve: Curve) -> list[Point]:
+    """Join the stretches: each replaces what was logged at its first step and after."""
     found: list[Point] = []
-    for stretch in stretches:
+    for stretch in (*curve.points(), curve.tail):
         while found and stretch and found[-1].step >= stretch[0].step:
             found.pop()
         found += stretch

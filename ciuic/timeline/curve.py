@@ -38,12 +38,14 @@ class Curve:
     Attributes:
         count: How many finite values were added.
         not_finite: How many values were left out, because they are not finite.
+        tail: The first and the last of the values after the last finite one; empty: it is the end.
         stretches: How many stretches there are.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.not_finite = 0
+        self.tail: tuple[Point, ...] = ()
         self.stretches = 0
         self._groups: list[_Group] = []
         self._waiting: list[Point] = []
@@ -54,7 +56,10 @@ class Curve:
         """Add a value."""
         if not math.isfinite(value):
             self.not_finite += 1
+            is_new = not self.tail or step < self.tail[-1].step
+            self.tail = (Point(step, value) if is_new else self.tail[0], Point(step, value))
             return
+        self.tail = ()
         if self._last_step is None or step < self._last_step:
             self._close()
             self.stretches += 1

@@ -13,6 +13,7 @@ from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 from ciuic.timeline.compare import Against, Compared, Comparison, compare_contents
 from ciuic.timeline.courses import Course, Courses, at_steps, steps_of
+from ciuic.timeline.curve import Point
 from ciuic.timeline.logs import main_field
 from ciuic.timeline.placing import Offsets
 from ciuic.timeline.runs import Run
@@ -47,11 +48,20 @@ class ComparedRun(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """The values of a field: for each step, one for each run; None: it has none there."""
+    """The values of a field at some steps.
+
+    Attributes:
+        field: The field.
+        steps: The steps.
+        values: For each step, one for each run; None: it has none there.
+        not_finite_from: For each run, the step from which on no value is finite; None: there is
+            none.
+    """
 
     field: str
     steps: list[int]
     values: list[list[float | None]]
+    not_finite_from: list[int | None]
 
 
 class RunComparison(NamedTuple):
@@ -84,7 +94,8 @@ class RunComparison(NamedTuple):
         curves = [compared.course.curves.get(field, []) for compared in self.runs]
         steps = steps_of(curves, rows)
         columns = [at_steps(curve, steps) for curve in curves]
-        return Metrics(field, steps, [list(row) for row in zip(*columns, strict=True)])
+        rows_of_values = [list(row) for row in zip(*columns, strict=True)]
+        return Metrics(field, steps, rows_of_values, [_not_finite_from(curve) for curve in curves])
 
 
 def parse_best(text: str | None) -> Best | None:
@@ -262,6 +273,10 @@ def _by_own_paths(against: Against, first: bytes, own: bytes) -> Against:
         for change in against.configuration
     ]
     return against._replace(configuration=configuration)
+
+
+def _not_finite_from(curve: Sequence[Point]) -> int | None:
+    return next((point.step for point in curve if not math.isfinite(point.value)), None)
 
 
 def _fields(runs: Sequence[ComparedRun]) -> list[str]:

@@ -331,6 +331,9 @@ class ComparedRun(BaseModel):
     last_step: int | None
     logs: list[Text] = Field(description="in the last snapshot; none: the snapshots have metrics")
     curve: list[tuple[int, float]] = Field(description="the field by step")
+    not_finite_from: int | None = Field(
+        description="the step from which on no value of the field is finite"
+    )
     chosen: ComparedSnapshot
 
 

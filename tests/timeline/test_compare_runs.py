@@ -1,6 +1,7 @@
 """``ciuic compare --runs`` over real snapshots: runs by name, by tag and by directory."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -210,3 +211,27 @@ def test_a_damaged_log_is_named(box: Box) -> None:
 
     assert outcome.code == 4
     assert "Traceback" not in outcome.err
+
+
+def test_a_run_that_ends_without_finite_values_says_so(box: Box) -> None:
+    for name, values in (("good", [3.0, 2.0, 1.0, 0.5]), ("bad", [3.0, 2.0, math.nan, math.inf])):
+        (box.source / name).mkdir()
+        lines = [json.dumps({"step": at, "loss": value}) for at, value in enumerate(values)]
+        (box.source / name / "train.jsonl").write_text("\n".join(lines) + "\n")
+    box.take()
+    runs = [box.source / name for name in ("good", "bad")]
+
+    text = box.ciuic("compare", "--runs", *runs)
+    found = box.ciuic("compare", "--runs", *runs, "--json").document
+
+    assert re.findall(r"^ *(\d) +(\S+) +(\S+)$", text.out, re.MULTILINE) == [
+        ("0", "3", "3"),
+        ("1", "2", "2"),
+        ("2", "1", "nan"),
+        ("3", "0.5", "inf"),
+    ]
+    assert [one["last_step"] for one in found["runs"]] == [3, 3]
+    (loss,) = found["metrics"]
+    assert loss["values"][1:] == [[2.0, 2.0], [1.0, None], [0.5, None]]
+    assert loss["not_finite_from"] == [None, 2]
+    assert found["snapshots"][1]["metrics"] == {"loss": None}

@@ -79,13 +79,15 @@ def test_metadata_alone_makes_no_version_of_a_file(box: Box) -> None:
     assert changes(box, file) == [("added", first, second, 2)]
 
 
-def test_a_path_that_no_snapshot_has(box: Box) -> None:
+def test_a_path_that_no_snapshot_has_is_refused(box: Box) -> None:
     (box.source / "a").write_text("x")
     box.take()
 
-    outcome = box.ciuic("log", str(box.source / "none"), "--json")
-    assert (outcome.code, outcome.document) == (0, [])
+    outcome = box.ciuic("log", str(box.source / "none"))
+    as_json = box.ciuic("log", str(box.source / "none"), "--json")
+    assert (outcome.code, outcome.out) == (1, "")
     assert "no snapshot holds" in outcome.err
+    assert (as_json.code, as_json.document["error"]["kind"]) == (1, "path_not_found")
 
 
 def test_a_damaged_version_is_named(box: Box) -> None:

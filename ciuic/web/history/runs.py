@@ -1,5 +1,6 @@
 """Runs beside each other, for the API and the page."""
 
+import math
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -11,10 +12,10 @@ from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.timeline.courses import Courses
 from ciuic.timeline.placing import Offsets
+from ciuic.timeline.run_compare import Metrics, compare_runs, parse_best
 from ciuic.timeline.run_compare import RunComparison as Comparison
-from ciuic.timeline.run_compare import compare_runs, parse_best
 from ciuic.timeline.runs import find_run, known_runs
-from ciuic.web.history.timelines import COMPARED_MAX, compared_answer
+from ciuic.web.history.timelines import COMPARED_MAX, compared_answer, finite
 from ciuic.web.models import ComparedRun, RunComparison, RunList
 from ciuic.web.reading import Reading
 from ciuic.web.shown import meant, sent
@@ -82,11 +83,11 @@ class Runs:
         shown = field or found.main_field
         table = None if shown is None else found.metrics(shown, rows)
         return RunComparison(
-            runs=[_compared_run(found, at, shown, listed) for at in range(len(found.runs))],
+            runs=[_compared_run(found, at, shown, listed, table) for at in range(len(found.runs))],
             fields=[sent(name) for name in found.fields],
             field=None if shown is None else sent(shown),
             steps=[] if table is None else table.steps,
-            values=[] if table is None else table.values,
+            values=[] if table is None else [list(map(finite, row)) for row in table.values],
         )
 
     def _compared(
@@ -115,7 +116,9 @@ class Runs:
         return found
 
 
-def _compared_run(found: Comparison, at: int, field: str | None, listed: Listed) -> ComparedRun:
+def _compared_run(
+    found: Comparison, at: int, field: str | None, listed: Listed, table: Metrics | None
+) -> ComparedRun:
     one = found.runs[at]
     curve = [] if field is None else one.course.curves.get(field, [])
     return ComparedRun(
@@ -127,6 +130,7 @@ def _compared_run(found: Comparison, at: int, field: str | None, listed: Listed)
         last=one.run.snapshots[0].as_json()["taken"],
         last_step=one.last_step,
         logs=one.course.logs,
-        curve=[(point.step, point.value) for point in curve],
+        curve=[(point.step, point.value) for point in curve if math.isfinite(point.value)],
+        not_finite_from=None if table is None else table.not_finite_from[at],
         chosen=compared_answer(listed, found.chosen.snapshots[at]),
     )

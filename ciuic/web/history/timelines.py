@@ -30,7 +30,7 @@ from ciuic.web.reading import Reading, snapshot_answer
 from ciuic.web.shown import meant, sent
 from ciuic.web.snapshots import Listed
 
-__all__ = ["COMPARED_MAX", "Timelines", "compared_answer"]
+__all__ = ["COMPARED_MAX", "Timelines", "compared_answer", "finite"]
 
 COMPARED_MAX: Final = 12
 _CURVES_MAX: Final = 20
@@ -128,9 +128,9 @@ def compared_answer(listed: Listed, one: Compared) -> ComparedSnapshot:
     return ComparedSnapshot(
         snapshot=snapshot_answer(listed, one.snapshot),
         step=one.step,
-        epoch=_finite(one.epoch),
+        epoch=finite(one.epoch),
         metrics=[
-            Metric(name=sent(name), value=_finite(value)) for name, value in one.metrics.items()
+            Metric(name=sent(name), value=finite(value)) for name, value in one.metrics.items()
         ],
         changed_files=_changed(one),
         configuration=_configuration(one),
@@ -154,7 +154,7 @@ def _timeline(found: Timeline, fields: list[str], unchecked_packs: int | None) -
                 tags=[os.fsencode(tag) for tag in one.snapshot.tags],
                 logical_bytes=one.snapshot.logical_bytes,
                 step=one.step,
-                value=_finite(one.value),
+                value=finite(one.value),
                 placed_by=one.placed_by or None,
             )
             for one in found.markers
@@ -166,7 +166,8 @@ def _pairs(curve: Sequence[Point]) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in curve]
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """Return a value as JSON can hold it."""
     return value if value is not None and math.isfinite(value) else None
 
 
