@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ class WriterProcess:
         # Last: ciuic's directory is usually on the path, and must not precede the standard library.
         home = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
         program = _PROGRAM.format(
-            path=[*map(os.path.abspath, sys.path), home],
+            path=[*_absolute(sys.path), home],
             store=store_path,
             memory=memory_fd,
             requests=their_requests,
@@ -196,6 +197,14 @@ class WriterProcess:
                     " memory is short, the kernel's log says so.",
                 )
             )
+
+
+def _absolute(directories: Sequence[str]) -> list[str]:
+    """Return directories that another process finds; none of a directory that was removed."""
+    try:
+        return list(map(os.path.abspath, directories))
+    except FileNotFoundError:  # the current directory: notebooks have it on their path
+        return list(filter(os.path.isabs, directories))
 
 
 def settle(future: "Future[Message]", answer: Message) -> None:

@@ -376,6 +376,17 @@ def test_a_directory_that_is_no_store_is_refused_and_left_alone(tmp_path):
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
+def test_a_store_that_has_lost_its_header_is_not_taken_for_another_directory(tmp_path):
+    with SnapshotManager(tmp_path) as manager:
+        manager.save_snapshot(state(1), wait=True)
+    for name in ("copies", "restored"):  # of 'ciuic copy' and of 'ciuic restore'
+        (tmp_path / name).mkdir()
+    (tmp_path / "ciuic-store.json").unlink()
+
+    with pytest.raises(StoreError, match="has lost its header"):
+        SnapshotManager(tmp_path)
+
+
 def test_wrong_calls_are_refused(manager, tmp_path):
     with pytest.raises(UsageError, match="neither 'full' nor 'weights'"):
         manager.save_snapshot({}, channel="both")

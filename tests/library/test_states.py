@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.training.manager import SnapshotManager
+from ciuic.training.values.arrays import describe
 from ciuic.training.values.structure import StructureWriter, read_structure
 from tests.kit.program import ciuic
 
@@ -282,3 +283,47 @@ def test_importing_the_manager_does_not_import_torch():
     assert done.returncode == 0, done.stderr
     assert "no attribute 'Missing'" in done.stdout
     assert Path(SnapshotManager.__module__.replace(".", "/")).name == "manager"
+
+
+def of_package(name):
+    """Return an element type that numpy itself lacks, as the arrays of JAX and of Keras have it."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        pytest.skip("needs ml_dtypes")
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("bfloat16", "BF16"),
+        ("float8_e5m2", "F8_E5M2"),
+        ("float8_e4m3fn", "F8_E4M3"),
+        ("float8_e8m0fnu", "F8_E8M0"),
+        ("float8_e4m3fnuz", "U8"),
+        ("int4", "U8"),
+    ],
+)
+def test_arrays_of_types_that_numpy_lacks_come_back_with_their_type(manager, name, stored):
+    dtype = of_package(name)
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    manager.save_snapshot({"w": array, "turned": array.T, "one": array[1, 2]}, epoch=1, wait=True)
+
+    loaded = manager.load_latest_snapshot()["model_state_dict"]
+    assert loaded["w"].dtype == loaded["turned"].dtype == loaded["one"].dtype == dtype
+    assert loaded["w"].tobytes() == array.tobytes()
+    assert loaded["turned"].tobytes() == array.T.tobytes()
+    assert loaded["one"].tobytes() == array[1, 2].tobytes()
+    leaf = describe(array)
+    assert leaf.stored_dtype == stored
+    assert leaf.description["dtype"] == name
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "finfo", "__name__"])
+def test_a_type_that_no_installed_package_has_is_named(monkeypatch, name):
+    if name == "bfloat16":
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    scalar = {"$": "numpy.scalar", "dtype": name, "base64": "AAA="}
+    with pytest.raises(UnknownFormatError, match=f"type {name} of numpy needs the package ml_dty"):
+        read_structure(scalar, lambda _: None)

@@ -1,5 +1,7 @@
 """A wrong argument of the library is refused in one sentence, with a hint, before it acts."""
 
+import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,3 +144,20 @@ def test_wrong_arguments_of_the_checkpoint_writer_and_reader_are_refused(tmp_pat
     assert "ref=5" in refused(CiuicReader, tmp_path, 5).message
     for one in (CiuicWriter(tmp_path), CiuicReader(tmp_path)):
         assert "checkpoint_id=5" in refused(one.reset, 5).message
+
+
+def test_a_program_whose_current_directory_was_removed_saves_to_an_absolute_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a notebook begins with the current directory, as an empty text."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with contextlib.chdir(gone):
+        gone.rmdir()
+        assert "was removed" in refused(lambda: SnapshotManager("store")).message
+        with SnapshotManager(tmp_path / "store") as manager:
+            manager.save_snapshot({"w": np.ones(3)}, epoch=4, wait=True)
+            latest = manager.load_latest_snapshot()
+    assert latest is not None
+    assert latest["epoch"] == 4

@@ -98,7 +98,7 @@ def _refuse_strangers(path: str) -> None:
     own |= {layout.WRITE_LOCK, layout.ADD_LOCK, layout.READ_LOCK, layout.DAEMON_LOCK}
     own |= {layout.CATALOG, *(layout.CATALOG + suffix for suffix in layout.CATALOG_SUFFIXES)}
     own |= {layout.PARITY, layout.QUARANTINE, layout.MARKS, layout.RETIRED, layout.PRUNING}
-    own |= {layout.RESERVE}
+    own |= {layout.RESERVE, layout.RUN_LOCK, layout.COPIES, layout.RESTORED}
     if nofollow.is_directory(path):
         strangers = sorted(set(nofollow.list_names(path)) - own)
         if strangers:

@@ -53,7 +53,8 @@ def checked_address(save_dir: object) -> str:
     """Return the absolute address of a store.
 
     Raises:
-        UsageError: It is not text, or empty, which would mean the current directory.
+        UsageError: It is not text; or empty, which would mean the current directory; or relative to
+            one that was removed.
     """
     path = os.fspath(save_dir) if isinstance(save_dir, str | os.PathLike) else None
     if not isinstance(path, str) or not path or "\0" in path:
@@ -62,7 +63,13 @@ def checked_address(save_dir: object) -> str:
             hint="Give the store's directory, or the URL of its bucket, as text; '.' is the current"
             " directory.",
         )
-    return absolute_address(path)
+    try:
+        return absolute_address(path)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"save_dir={path!r} is relative to the current directory, which was removed",
+            hint="Give an absolute path.",
+        ) from error
 
 
 def checked_run(run: object) -> None:

@@ -5,6 +5,7 @@ bytes are stored with another type, and ``state.json`` has the real one.
 """
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ __all__ = [
     "kind_of",
     "memory_of",
     "place_for",
+    "read_dtype",
     "rebuild",
+    "written_dtype",
 ]
 
 Array = Any
@@ -70,9 +73,17 @@ _NUMPY_AS_IS: Final = {
     "<i4": "I32",
     "<u8": "U64",
     "<i8": "I64",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
 }
 _NUMPY_IN_PAIRS: Final = {"<c16": "F64"}
 _NUMPY_KINDS: Final = "biufcmMSUV"
+_MORE_TYPES: Final = "ml_dtypes"
+"""The package from which numpy gets more element types, as the arrays of JAX have them."""
+_OF_PACKAGE: Final = 2
+"""``isbuiltin`` of a type that a package has added to numpy."""
 
 
 class UnstorableError(Exception):
@@ -198,7 +209,7 @@ def rebuild(description: Description, data: np.ndarray) -> Array:
     """
     shape = tuple(description["shape"])
     if description["$"] == "numpy.ndarray":
-        return data.view(np.dtype(description["dtype"])).reshape(shape)
+        return data.view(read_dtype(description["dtype"])).reshape(shape)
     import torch
 
     dtype = getattr(torch, description["dtype"], None)
@@ -212,18 +223,53 @@ def rebuild(description: Description, data: np.ndarray) -> Array:
     return torch.from_numpy(data).view(dtype).view(shape)
 
 
+def written_dtype(dtype: "np.dtype[Any]") -> str:
+    """Return the text of which ``read_dtype`` makes an element type of numpy.
+
+    Raises:
+        UnstorableError: There is none.
+    """
+    if dtype.isbuiltin != _OF_PACKAGE:
+        return dtype.str
+    # numpy's own text would name another type: V2 for bfloat16, and f1, which nothing can read.
+    if dtype.type.__module__ != _MORE_TYPES or not dtype.isnative:
+        raise UnstorableError(f"has the element type {dtype}, which is not one of numpy")
+    return dtype.name
+
+
+def read_dtype(text: str) -> "np.dtype[Any]":
+    """Return the element type of numpy that ``written_dtype`` has written.
+
+    Raises:
+        UnknownFormatError: Neither numpy nor the installed package has it.
+        TypeError: It was not written by ``written_dtype``.
+    """
+    if text.startswith(("<", ">", "|")):
+        return np.dtype(text)
+    package: Any = None
+    with contextlib.suppress(ImportError):
+        package = importlib.import_module(_MORE_TYPES)
+    found = getattr(package, text, None)
+    # Only a type of numbers: the text comes from a file.
+    if not isinstance(found, type) or not issubclass(found, np.generic):
+        raise UnknownFormatError(
+            f"the element type {text} of numpy needs the package {_MORE_TYPES}, or a newer one",
+            hint=f"Install it: pip install --upgrade {_MORE_TYPES}",
+        )
+    return np.dtype(found)
+
+
 def _numpy_leaf(array: np.ndarray) -> ArrayLeaf:
     if type(array) is not np.ndarray:
         raise UnstorableError(f"is a {type(array).__name__}, a subclass of numpy.ndarray")
     dtype = array.dtype
     if dtype.kind not in _NUMPY_KINDS or dtype.hasobject or dtype.names or dtype.subdtype:
         raise UnstorableError(f"is an array of {dtype}, whose elements are not numbers or text")
-    stored = _stored(dtype.str, dtype.itemsize, array.shape, _NUMPY_AS_IS, _NUMPY_IN_PAIRS)
-
+    name = written_dtype(dtype)
     return ArrayLeaf(
-        *stored,
+        *_stored(name, dtype.itemsize, array.shape, _NUMPY_AS_IS, _NUMPY_IN_PAIRS),
         size_bytes=array.nbytes,
-        description={"$": "numpy.ndarray", "dtype": dtype.str, "shape": list(array.shape)},
+        description={"$": "numpy.ndarray", "dtype": name, "shape": list(array.shape)},
     )
 
 

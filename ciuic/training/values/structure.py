@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from ciuic.errors import CorruptionError, UnknownFormatError
-from ciuic.training.values.arrays import UnstorableError, is_array
+from ciuic.training.values.arrays import UnstorableError, is_array, read_dtype, written_dtype
 from ciuic.training.values.composed import COMPOSED, compose, parts_of
 from ciuic.training.values.pickles import PICKLE, Pickles
 
@@ -245,7 +245,7 @@ _READERS: Final[dict[str, Callable[[Json], Any]]] = {
     "bytes": lambda value: base64.b64decode(value["base64"]),
     "bytearray": lambda value: bytearray(base64.b64decode(value["base64"])),
     "numpy.scalar": lambda value: np.frombuffer(
-        base64.b64decode(value["base64"]), np.dtype(value["dtype"])
+        base64.b64decode(value["base64"]), read_dtype(value["dtype"])
     )[0],
     "torch.dtype": lambda value: _torch_of(value["name"], "torch.dtype"),
     "torch.device": lambda value: _torch_of(value["name"], "torch.device"),
@@ -275,7 +275,7 @@ def _base64(data: bytes | bytearray) -> str:
 def _numpy_scalar(value: np.generic) -> Json:
     if value.dtype.hasobject or value.dtype.names:
         raise UnstorableError(f"is a numpy scalar of {value.dtype}")
-    return _kind("numpy.scalar", dtype=value.dtype.str, base64=_base64(value.tobytes()))
+    return _kind("numpy.scalar", dtype=written_dtype(value.dtype), base64=_base64(value.tobytes()))
 
 
 def _torch_value(value: Any) -> Json | None:
