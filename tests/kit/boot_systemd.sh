@@ -47,6 +47,8 @@ cp -a "$files/." "$root"
 findmnt --noheadings --list --output TARGET,SOURCE | awk '$2 ~ "^/dev/loop" { print $1 }' | tac |
     xargs --no-run-if-empty umount --lazy
 
+# systemd empties /tmp when it boots, which takes long if this machine has many files there.
+mount -t tmpfs -o mode=1777 tmp "$root/tmp"
 for directory in "$@"; do
     mkdir -p "$root$directory"
     mount --rbind "$directory" "$root$directory"
