@@ -15,18 +15,22 @@ from ciuic.store.store import open_store
 
 REPOSITORY = Path(__file__).parents[2]
 DEADLINE_S = 120.0
+_PAUSE_MAX_S = 0.2
+"""The longest pause after a condition that ran a program, or waited for one."""
 
 
 def wait_until(what: str, happened: Callable[[], bool], *, deadline_s: float = DEADLINE_S) -> None:
     """Return as soon as the condition holds; fail with ``what`` after the time limit."""
     end_s = time.monotonic() + deadline_s
-    began_s = time.thread_time()
+    began_s, asked_s = time.thread_time(), time.monotonic()
     while not happened():
         if time.monotonic() > end_s:
             raise AssertionError(f"within {deadline_s} s this did not happen: {what}")
-        # A condition that opens the store must not take the processor that the daemon needs.
-        time.sleep(max(0.005, 4 * (time.thread_time() - began_s)))
-        began_s = time.thread_time()
+        # A condition that opens the store, or starts a program, must not take the processor that
+        # the daemon needs.
+        program_s = min(2 * (time.monotonic() - asked_s), _PAUSE_MAX_S)
+        time.sleep(max(0.005, 4 * (time.thread_time() - began_s), program_s))
+        began_s, asked_s = time.thread_time(), time.monotonic()
 
 
 class Machine:
