@@ -1,5 +1,6 @@
 """A store that needs a prune, and helpers of its tests."""
 
+import functools
 import random
 
 from ciuic.maintain.prune.apply import apply_prune, foresee_prune
@@ -39,25 +40,34 @@ def wear(box: Box) -> Box:
 
     The last of three snapshots is to be kept; its photograph is ``kept`` below.
     """
-    rng = random.Random(7)
-    for number in range(300):
+    small, large, second, third = _contents()
+    for number, content in enumerate(small):
         path = box.source / f"d{number % 7}" / f"small{number}"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(rng.randbytes(2000) + b"%d" % number)
-    for number in range(6):
-        (box.source / f"large{number}").write_bytes(rng.randbytes(3 * MIB + number))
+        path.write_bytes(content + b"%d" % number)
+    for number, content in enumerate(large):
+        (box.source / f"large{number}").write_bytes(content)
     box.take()
     for number in range(300):
         if number % 9:
             (box.source / f"d{number % 7}" / f"small{number}").unlink()
     for number in range(5):
         (box.source / f"large{number}").unlink()
-    (box.source / "second").write_bytes(rng.randbytes(MIB))
+    (box.source / "second").write_bytes(second)
     box.take()
     (box.source / "second").unlink()
-    (box.source / "third").write_bytes(rng.randbytes(MIB))
+    (box.source / "third").write_bytes(third)
     box.take()
     return box
+
+
+@functools.cache
+def _contents() -> tuple[list[bytes], list[bytes], bytes, bytes]:
+    """Return the content of small files, of large ones, and of two more."""
+    rng = random.Random(7)
+    small = [rng.randbytes(2000) for _ in range(300)]
+    large = [rng.randbytes(3 * MIB + number) for number in range(6)]
+    return small, large, rng.randbytes(MIB), rng.randbytes(MIB)
 
 
 def names_of(box: Box) -> list[str]:
