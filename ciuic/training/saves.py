@@ -79,6 +79,8 @@ class Saves:
         self._buffer = StagingBuffer()
         self._stager = Stager(self._buffer, layers, pickle_leaves)
         self._writer: WriterProcess | RankClient | None = None
+        self._next: RankClient | None = None
+        """Takes the place of a loose one that is still waited for."""
         self._under_way: SaveHandle | None = None
         self._loaded: SnapshotId | None = None
         self._frozen_until_ns = 0
@@ -210,11 +212,13 @@ class Saves:
         if writer is None or not writer.is_loose:
             return
         # First: rank 0 takes a rank that has no connection for one that has ended.
-        fresh = self._connected() if isinstance(writer, RankClient) and writer.is_alive else None
+        is_rank = isinstance(writer, RankClient) and writer.is_alive
+        if is_rank and self._job is not None and self._next is None:
+            self._next = RankClient(self._job, self._buffer.fd, self._clock)
         writer.close(timeout_s)
         if not writer.has_ended:
             raise TimeoutError("the save that an exception ended is still under way")
-        self._writer = fresh
+        self._writer, self._next = self._next, None
 
     def settle(self, timeout_s: float | None = None) -> SnapshotId | None:
         """Wait for the save under way, and raise its failure if no call has raised it yet.
@@ -282,8 +286,9 @@ class Saves:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._writer is not None:
-            self._writer.close(timeout_s)
+        for writer in (self._writer, self._next):
+            if writer is not None:
+                writer.close(timeout_s)
         if self._listener is not None:
             self._listener.close()
         self._stager.close()
