@@ -150,6 +150,10 @@ class Entry(msgspec.Struct, array_like=True):
             and stat.S_ISREG(self.mode)
         )
 
+    def with_content(self, content: bytes, level: int) -> "Entry":
+        """Return the entry with other content."""
+        return msgspec.structs.replace(self, content=content, level=level)
+
 
 class PathWarning(msgspec.Struct, frozen=True):
     """A path that is not in the snapshot as it should be.

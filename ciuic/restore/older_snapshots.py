@@ -1,11 +1,23 @@
-"""``--fallback``: paths that are damaged or were being written come from older snapshots."""
+"""``--fallback``: paths that are damaged or were being written come from older snapshots.
+
+A directory that cannot be listed, or only in part, gets the names that it may have had from the
+newest older snapshot that can list them. What is below a name that the newer one lists stays.
+"""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ciuic.catalog import damaged_before, list_snapshots
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UnknownFormatError
-from ciuic.model import BEING_WRITTEN, Entry, PathWarning, SnapshotSummary
+from ciuic.ids import ChunkId
+from ciuic.model import (
+    BEING_WRITTEN,
+    SKIPPED,
+    UNREADABLE,
+    Entry,
+    PathWarning,
+    SnapshotSummary,
+)
 from ciuic.restore.passes import Run, target_errors
 from ciuic.restore.place.ledger import Ledger
 from ciuic.restore.place.placing import Placer
@@ -13,11 +25,13 @@ from ciuic.restore.targets import Target
 from ciuic.source.directory import DirectoryHandle
 from ciuic.source.exclusions import Exclusions
 from ciuic.store.records.manifest import Manifest
+from ciuic.store.records.tree_nodes import Lookup
+from ciuic.store.store import Store
 from ciuic.system.clock import local_time_text
 from ciuic.view.located import Located
-from ciuic.view.locator import Locator
+from ciuic.view.locator import Locator, Nodes
 
-__all__ = ["Fallback"]
+__all__ = ["Fallback", "locate_in_older"]
 
 _Wanted = Mapping[bytes, PathWarning | None]
 """Paths to look for in other snapshots, and why; None: the file was being written."""
@@ -30,7 +44,11 @@ class Fallback:
         self._run = run
         self._targets = {target.path: target for target in targets}
         self._wanted: _Wanted = {}
-        self._types: dict[bytes, int] = {}
+        self._own: dict[bytes, Entry] = {}
+        """What each path is in the snapshot itself, as far as its directory can be read."""
+        self._listed: dict[bytes, list[Lookup]] = {}
+        """Of each directory: the lists of it that newer snapshots have, and that are damaged."""
+        self._node = Nodes(run.store).get
 
     def restore(self, being_written: list[bytes]) -> None:
         """Restore the damaged paths of the report, and the files that were not placed.
@@ -42,7 +60,7 @@ class Fallback:
         lost = {path.path: path for path in report.failed if path.path in report.damaged_paths}
         report.failed = [path for path in report.failed if path.path not in lost]
         self._wanted = {**dict.fromkeys(being_written), **lost}
-        self._types = self._own_types()
+        self._find_own()
         try:
             self._search()
         finally:
@@ -50,11 +68,13 @@ class Fallback:
             report.failed.extend(left)
             report.damaged_paths = set(self._wanted)
 
-    def _own_types(self) -> dict[bytes, int]:
-        """Return what each path is in the snapshot itself, as far as its directory can be read."""
+    def _find_own(self) -> None:
         locator = Locator(self._run.store, self._run.manifest)
-        entries = {path: _find(locator, path) for path in sorted(self._wanted, key=_names)}
-        return {path: entry.file_type for path, entry in entries.items() if entry is not None}
+        for path in sorted(self._wanted, key=_names):
+            entry = _find(locator, path)
+            if entry is not None:
+                self._own[path] = entry
+                self._note_listed(path, entry)
 
     def _search(self) -> None:
         if self._wanted:
@@ -77,12 +97,7 @@ class Fallback:
             report.notes.append(PathWarning(os.fsencode(name), note))
 
     def _older(self) -> Iterator[SnapshotSummary]:
-        own = self._run.manifest.summary
-        for summary in list_snapshots(self._run.store):
-            # A path of another machine has the same name and other content.
-            is_same = summary.owner.is_same(own.owner)
-            if is_same and (summary.taken_ns, summary.id) < (own.taken_ns, own.id):
-                yield summary
+        return _older_than(self._run.store, self._run.manifest.summary)
 
     def _restore_from(
         self, summary: SnapshotSummary, wanted: _Wanted, *, whole_only: bool
@@ -90,10 +105,9 @@ class Fallback:
         """Try to restore paths from one snapshot; return those that are still wanted."""
         if not wanted:
             return {}
-        try:
-            manifest = self._run.store.manifest(summary.id)
-        except (CorruptionError, SnapshotNotFoundError, UnknownFormatError):
-            return wanted  # a StoreError passes through, and ends the restore
+        manifest = _manifest(self._run.store, summary)
+        if manifest is None:
+            return wanted
         ledger = self._run.ledger()
         try:
             tried = self._place(manifest, ledger, wanted, whole_only=whole_only)
@@ -102,16 +116,35 @@ class Fallback:
             others = [warning for warning in ledger.failures if warning.path not in lost]
             self._run.report.failed += others
         failed = {warning.path for warning in ledger.failures}
-        for path in tried:
+        for path, entry in tried.items():
             if path not in failed:
-                self._note_source(path, wanted[path], summary)
+                self._note_source(path, entry, wanted[path], summary)
+            elif path in lost:
+                self._note_listed(path, entry)
         # A directory was restored, but a path inside it was not.
         inner = {path: lost[path] for path in lost.keys() - tried.keys()}
+        locator = Locator(self._run.store, manifest)
+        for path in sorted(inner, key=_names):
+            found = _find(locator, path)
+            if found is not None:
+                self._note_listed(path, found)
         left = {path: wanted[path] for path in wanted if path not in tried or path in lost}
         return {**inner, **left}
 
+    def _note_listed(self, path: bytes, entry: Entry) -> None:
+        """Note what a newer snapshot lists of a directory: older ones give only other names."""
+        if entry.is_directory and entry.content:
+            lookup = Lookup(self._node, ChunkId(entry.content), entry.level)
+            self._listed.setdefault(path, []).append(lookup)
+
+    def _takes(self, path: bytes) -> Callable[[bytes], bool] | None:
+        listed = self._listed.get(path)
+        if not listed:
+            return None
+        return lambda name: not any(_knows(lookup, name) for lookup in listed)
+
     def _note_source(
-        self, path: bytes, warning: PathWarning | None, summary: SnapshotSummary
+        self, path: bytes, entry: Entry, warning: PathWarning | None, summary: SnapshotSummary
     ) -> None:
         own = self._run.manifest.summary
         if summary.id == own.id:
@@ -119,14 +152,17 @@ class Fallback:
         why = "in flux" if warning is None else "damaged"
         when = local_time_text(summary.taken_ns)
         what = f"{why} in {own.id}: taken from {summary.id} of {when}"
+        if entry.is_directory:
+            part = "a part of it is " if path in self._own and self._own[path].level else ""
+            what = f"{part}{what}, without what is only in {own.id}"
         self._run.report.notes.append(PathWarning(path, what))
 
     def _place(
         self, manifest: Manifest, ledger: Ledger, wanted: _Wanted, *, whole_only: bool
-    ) -> dict[bytes, None]:
+    ) -> dict[bytes, Entry]:
         """Place the wanted paths that a snapshot has; return those that were tried, in order."""
         run = self._run
-        tried: dict[bytes, None] = {}
+        tried: dict[bytes, Entry] = {}
         parent: DirectoryHandle | None = None
         locator = Locator(run.store, manifest)
         with run.placer(
@@ -140,9 +176,12 @@ class Fallback:
                 entry = _find(locator, path)
                 if entry is None or (entry.state == BEING_WRITTEN and whole_only):
                     continue
-                if self._types.get(path, entry.file_type) != entry.file_type:
+                own = self._own.get(path)
+                if own is not None and own.file_type != entry.file_type:
                     continue  # a directory is not a version of a file
-                tried[path] = None
+                if own is not None and own.is_directory and _tree(own) == _tree(entry):
+                    continue  # this snapshot cannot list more of it
+                tried[path] = entry
                 for outer in _holders(path, self._targets):
                     if parent is None or parent.path != outer.parent:
                         parent = run.open_parent(outer)
@@ -161,6 +200,9 @@ class Fallback:
             located: The path, and its entry in the placer's snapshot.
         """
         path, entry = located
+        own = self._own.get(path)
+        if own is not None and own.is_directory and own.state not in {UNREADABLE, SKIPPED}:
+            entry = own.with_content(entry.content, entry.level)
         inside = path[len(outer.path) :].lstrip(b"/")
         place = os.path.join(outer.place, inside) if inside else outer.place
         target = Target(path, entry, *os.path.split(place))
@@ -169,7 +211,15 @@ class Fallback:
             below = target.parent[len(outer.parent) :].strip(b"/")
             for name in below.split(b"/") if below else []:
                 handle = self._child(handle, name)
-            placer.place(handle, target.name, entry, path, above=parent, keeps_time=bool(below))
+            placer.place(
+                handle,
+                target.name,
+                entry,
+                path,
+                above=parent,
+                keeps_time=bool(below),
+                takes=self._takes(path),
+            )
 
     def _child(self, directory: DirectoryHandle | None, name: bytes) -> DirectoryHandle | None:
         """Return a directory below the target; None in a dry run if it does not exist."""
@@ -179,6 +229,62 @@ class Fallback:
             if self._run.request.dry_run:
                 return None
             raise
+
+
+def locate_in_older(
+    store: Store, manifest: Manifest, lost: dict[bytes, str]
+) -> Callable[[bytes], Located]:
+    """Return a function that finds a path in a snapshot, or else in the newest older one.
+
+    Args:
+        store: The store.
+        manifest: The snapshot.
+        lost: Receives the paths that the snapshot cannot list, and why.
+    """
+    own = Locator(store, manifest)
+
+    def locate(path: bytes) -> Located:
+        try:
+            return own.locate(path)
+        except (CorruptionError, UnknownFormatError) as error:
+            for summary in _older_than(store, manifest.summary):
+                older = _manifest(store, summary)
+                entry = None if older is None else _find(Locator(store, older), path)
+                if entry is not None:
+                    lost[path] = f"the way to it cannot be read: {error.message}"
+                    return Located(path, entry)
+            raise
+
+    return locate
+
+
+def _older_than(store: Store, own: SnapshotSummary) -> Iterator[SnapshotSummary]:
+    for summary in list_snapshots(store):
+        # A path of another machine has the same name and other content.
+        is_same = summary.owner.is_same(own.owner)
+        if is_same and (summary.taken_ns, summary.id) < (own.taken_ns, own.id):
+            yield summary
+
+
+def _manifest(store: Store, summary: SnapshotSummary) -> Manifest | None:
+    """Return the manifest of an older snapshot; None if it is damaged or gone."""
+    try:
+        return store.manifest(summary.id)
+    except (CorruptionError, SnapshotNotFoundError, UnknownFormatError):
+        return None  # a StoreError passes through, and ends the restore
+
+
+def _tree(entry: Entry) -> tuple[bytes, int]:
+    return entry.content, entry.level
+
+
+def _knows(lookup: Lookup, name: bytes) -> bool:
+    """Return whether a list tells if the directory has a name: that part of it can be read."""
+    try:
+        lookup.find(name)
+    except (CorruptionError, UnknownFormatError):
+        return False
+    return True
 
 
 def _find(locator: Locator, path: bytes) -> Entry | None:

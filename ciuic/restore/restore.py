@@ -12,7 +12,7 @@ again: it keeps the files that are right already.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ciuic.errors import CiuicError, CorruptionError
 from ciuic.progress import Progress
@@ -36,6 +36,7 @@ from ciuic.store.store import Store
 from ciuic.system.buffers import collect_rarely
 from ciuic.system.clock import Clock
 from ciuic.system.machine import this_machine
+from ciuic.view.locator import Locator
 
 __all__ = ["restore"]
 
@@ -60,28 +61,32 @@ def restore(
         TargetError: A target exists and may not be overwritten, or another restore is at work in
             it, and nothing was changed; or the target's file system failed, and what was restored
             by then stays.
-        CorruptionError: A directory above a path is damaged; nothing was changed.
+        CorruptionError: A directory above a path is damaged, and with ``fallback`` no older
+            snapshot has the path; nothing was changed.
         StoreError: The store cannot be used; what was restored by then stays.
         CancelledError: ``cancelled`` turned true; each file is old or new, none is torn.
     """
     collect_rarely()
     began_s = clock.monotonic_s()
     selection = Selection(request.include, request.exclude)
-    targets = resolve(store, manifest, request)
+    lost: dict[bytes, str] = {}
+    if request.fallback:
+        # Imported here: few restores need an older snapshot.
+        from ciuic.restore.older_snapshots import Fallback, locate_in_older
+
+        # Chunks that older snapshots share with this one are not read a second time.
+        store.reader.failures = RememberFailures()
+        targets = resolve(store, manifest, request, locate_in_older(store, manifest, lost))
+    else:
+        targets = resolve(store, manifest, request, Locator(store, manifest).locate)
     refuse_nothing(store, targets, selection)
     refuse_existing(targets, overwrite=request.overwrite)
     report = RestoreReport(dry_run=request.dry_run)
     run = Run(store, manifest, request, selection, report, cancelled, progress)
-    if request.fallback:
-        # Chunks that older snapshots share with this one are not read a second time.
-        store.reader.failures = RememberFailures()
     try:
         with alone_in(run, _whole_directories(run, targets)):
-            being_written = _place_all(run, targets)
+            being_written = _place_all(run, targets, lost)
             if request.fallback:
-                # Imported here: few restores need an older snapshot.
-                from ciuic.restore.older_snapshots import Fallback
-
                 Fallback(run, targets).restore(being_written)
     except CiuicError as error:
         report.repaired_frames = store.reader.repaired_frames
@@ -107,8 +112,14 @@ def _whole_directories(run: Run, targets: list[Target]) -> list[Target]:
     ]
 
 
-def _place_all(run: Run, targets: list[Target]) -> list[bytes]:
-    """Restore all targets; return the files that were being written and were not placed."""
+def _place_all(run: Run, targets: list[Target], lost: Mapping[bytes, str]) -> list[bytes]:
+    """Restore all targets; return the files that were being written and were not placed.
+
+    Args:
+        run: The restore.
+        targets: All targets.
+        lost: Paths that the snapshot cannot list, and why: they are not placed here.
+    """
     ledger = run.ledger()
     try:
         with run.placer(
@@ -119,6 +130,9 @@ def _place_all(run: Run, targets: list[Target]) -> list[bytes]:
             protected=_left_out(run.manifest),
         ) as placer:
             for target in targets:
+                if target.path in lost:
+                    ledger.lost(target.path, lost[target.path])
+                    continue
                 parent = run.open_parent(target)
                 with target_errors(target):
                     above = None if parent is not None else _nearest(target.parent)

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ciuic.errors import (
@@ -19,7 +19,6 @@ from ciuic.store.store import Store
 from ciuic.units import listed
 from ciuic.view.listing import walk
 from ciuic.view.located import Located
-from ciuic.view.locator import Locator
 
 __all__ = ["RestoreRequest", "Target", "refuse_existing", "refuse_nothing", "resolve"]
 
@@ -78,8 +77,16 @@ class Target(NamedTuple):
         return os.path.join(self.parent, self.name)
 
 
-def resolve(store: Store, manifest: Manifest, request: RestoreRequest) -> list[Target]:
+def resolve(
+    store: Store, manifest: Manifest, request: RestoreRequest, locate: Callable[[bytes], Located]
+) -> list[Target]:
     """Find each path in the snapshot, and its place in the target.
+
+    Args:
+        store: The store.
+        manifest: The snapshot.
+        request: What to restore.
+        locate: Returns the entry of a path.
 
     Raises:
         UsageError: The request contradicts itself.
@@ -94,9 +101,8 @@ def resolve(store: Store, manifest: Manifest, request: RestoreRequest) -> list[T
             "--as takes one path only", hint="Restore the others with further commands."
         )
     targets: dict[bytes, Target] = {}
-    locator = Locator(store, manifest)
     for path in _outermost(request.paths, together=request.destination is None):
-        located = locator.locate(path)
+        located = locate(path)
         if request.destination is None and request.place is None:
             _refuse_memory(manifest, path)
         target = _target_of(manifest, located, request)

@@ -23,7 +23,7 @@ from ciuic.view.located import (
     unread_root_error,
 )
 
-__all__ = ["Locator", "locate"]
+__all__ = ["Locator", "Nodes", "locate"]
 
 _SUGGESTED_MAX: Final = 3
 _COMPARED_MAX: Final = 10_000
@@ -63,7 +63,7 @@ class _Step:
         return None if found is None else Located(inner_path(path, name), found)
 
 
-class _Nodes:
+class Nodes:
     """Reads nodes; it tries one that cannot be read once."""
 
     def __init__(self, store: Store) -> None:
@@ -104,7 +104,7 @@ class Locator:
         self._like_top = b"" if like is None else like._top
         # Neither the steps nor the nodes refer to this object: a cycle would keep the directories
         # of a thousand snapshots in memory until the garbage collector runs.
-        self._node = _Nodes(store).get
+        self._node = Nodes(store).get
 
     @cached_property
     def left_out(self) -> LeftOut:

@@ -26,6 +26,8 @@ _PATHS_PER_BYTE: Final = 8
 can give a few directories many paths."""
 _HELD_BYTES: Final = 4 * 1024 * 1024
 """Encoded size of the nodes that all directories on the way down keep; decoded, ten times that."""
+_LOST_MAX: Final = 1000
+"""Nodes of one directory that a walk goes past: in a hostile store they could have no end."""
 KEPT_MAX: Final = 16
 """Directories that keep nodes; the children of index nodes are not counted."""
 TOO_DEEP: Final = f"it is more than {DEPTH_MAX} directories deep"
@@ -141,6 +143,7 @@ class Cursor:
         self._at = 0
         self._last = b""
         self.held_bytes = 0
+        self._lost = 0
 
     def __iter__(self) -> Iterator[Entry]:
         return self
@@ -209,6 +212,12 @@ class Cursor:
         """Skip the rest of the current leaf, and drop what is decoded."""
         self._at = len(self._current())
         self._leaf_id, self._leaf, self.held_bytes = None, None, 0
+
+    def go_past(self) -> bool:
+        """Go on behind the node that ``next`` could not read; returns false if that is no use."""
+        self._leaf_id, self._leaf, self.held_bytes = None, None, 0
+        self._lost += 1
+        return bool(self._way) and not self._is_too_deep and self._lost <= _LOST_MAX
 
     def rest(self) -> None:
         """Drop the decoded nodes. They are read again when they are needed."""

@@ -46,6 +46,7 @@ class Level:
         present: Names in the target that the walk has not met yet.
         is_found: A passage that existed before: it keeps its own metadata.
         is_awaited: A passage that is created when the first path below it is placed.
+        is_cut: Not all of its names can be read from the store, so nothing may be deleted.
         extra: Names that the snapshot does not have; filled if ``delete`` was asked for.
     """
 
@@ -66,6 +67,7 @@ class Level:
         self.verdict = verdict
         self.is_found = verdict is Verdict.PASSAGE and handle is not None
         self.is_awaited = verdict is Verdict.PASSAGE and handle is None
+        self.is_cut = False
         self.extra: list[bytes] = []
 
 

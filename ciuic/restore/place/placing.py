@@ -7,6 +7,7 @@ device nodes. ``filling.py`` writes files, ``barrier.py`` gives them their names
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
@@ -73,6 +74,7 @@ class Placer:
         self._budget = PathBudget(run.store.pack_lengths)
         self._above: DirectoryHandle | None = None
         self._entered_paths: set[bytes] = set()
+        self._takes: Callable[[bytes], bool] | None = None
         self.set_aside: list[bytes] = []
 
     def __enter__(self) -> "Placer":
@@ -103,6 +105,7 @@ class Placer:
         *,
         above: DirectoryHandle | None = None,
         keeps_time: bool = False,
+        takes: Callable[[bytes], bool] | None = None,
     ) -> None:
         """Place one entry, and everything below it.
 
@@ -114,7 +117,9 @@ class Placer:
             above: A directory above ``directory`` that stays open for longer; in a dry run, the
                 directory that ``directory`` would be created in.
             keeps_time: The directory was restored before, and its time is right.
+            takes: Returns whether a name that is directly in the entry is placed; None: each is.
         """
+        self._takes = takes
         self._enter(directory, above, keeps_time=keeps_time)
         levels: list[Level] = []
         verdict = self._selection.verdict(path)
@@ -146,6 +151,8 @@ class Placer:
         path = inner_path(level.path, name)
         may_exist = name in level.present
         level.present.discard(name)
+        if self._takes is not None and len(levels) == 1 and not self._takes(name):
+            return
         verdict = self._selection.inner(level.path, name, level.verdict)
         if not _is_wanted(entry, verdict):
             return
@@ -157,18 +164,29 @@ class Placer:
 
     def _next_entry(self, levels: list[Level]) -> Entry | None:
         level = levels[-1]
-        try:
-            return None if level.entries is None else level.entries.next()
-        except (CorruptionError, UnknownFormatError) as error:
-            # Too many paths: the directory that holds the last of them is not damaged.
-            unread = levels if self._budget.is_spent else [level]
-            what = f"the directory cannot be read: {error.message}"
-            self._run.ledger.lost(unread[0].path, what)
-            for unread_level in unread:
+        while level.entries is not None:
+            try:
+                return level.entries.next()
+            except (CorruptionError, UnknownFormatError) as error:
+                self._note_unread(levels, error.message)
+            # An older snapshot may have the directory.
+            if not self._make_passages(levels):
+                break
+        return None
+
+    def _note_unread(self, levels: list[Level], why: str) -> None:
+        """Note a node that cannot be read; the walk goes on behind it, if there is more to read."""
+        level = levels[-1]
+        # Too many paths: the directory that holds the last of them is not damaged.
+        unread = levels if self._budget.is_spent else [level]
+        if not unread[0].is_cut:
+            part = "a part of the directory" if unread[0].entry.level else "the directory"
+            self._run.ledger.lost(unread[0].path, f"{part} cannot be read: {why}")
+        is_done = self._budget.is_spent or level.entries is None or not level.entries.go_past()
+        for unread_level in unread:
+            unread_level.is_cut = True
+            if is_done:
                 unread_level.entries = None
-                unread_level.present.clear()  # its other names are unknown: delete nothing
-            self._make_passages(levels)  # an older snapshot may have the directory
-            return None
 
     def _make_passages(self, levels: list[Level]) -> bool:
         """Create the passages above a path that is placed; False if one cannot be created.

@@ -42,7 +42,7 @@ class Removal:
     def leave(self, level: Level, handle: DirectoryHandle) -> None:
         """Remove leftovers from a directory that was walked, and note its extra names."""
         self.remove_leftovers(handle, level.present)
-        if self._delete:
+        if self._delete and not level.is_cut:
             level.extra = sorted(name for name in level.present if not is_leftover(name))
         level.present = set()
 
