@@ -15,7 +15,7 @@ Also the exit codes of the programs.
             UnknownFormatError  use a newer ciuic
             StoreFullError      free some space; nothing is half written
             ReadOnlyError       mount the store's file system for writing
-            CommitUncertainError  committed, but a power cut may still undo it: check the disk
+            CommitUncertainError  committed, but a power cut may still undo it: check the place
             MissingError        the place has no object with this key
             LostRaceError       another writer was first: read the object, then decide
             AccessDeniedError   correct the permissions or the credentials
@@ -160,7 +160,7 @@ class VanishedError(SourceError):
 class StoreError(CiuicError):
     """The store failed; the run ends and commits nothing."""
 
-    default_hint = "Check the store's disk, then run the command again."
+    default_hint = "Check the store's disk or server, then run the command again."
 
 
 class ChildDiedError(StoreError):
@@ -208,11 +208,16 @@ class ReadOnlyError(StoreError):
 class CommitUncertainError(StoreError):
     """A commit is visible, but the disk has not confirmed that it is durable."""
 
-    default_hint = "Check the store's disk: until it works, a power cut may undo this."
+    default_hint = "Check the store's disk or server: until it works, a power cut may undo this."
 
 
 class MissingError(StoreError):
     """The place of a store has no object with this key."""
+
+    default_hint = (
+        "Check the bucket: its lifecycle rules, and which other programs delete objects there; an"
+        " older version of the object may still be there."
+    )
 
 
 class LostRaceError(StoreError):

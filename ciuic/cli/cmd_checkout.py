@@ -24,6 +24,7 @@ from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
 from ciuic.snapshot.hooks import Hooks, refuse_in_hook, take_with_hooks
 from ciuic.snapshot.report import TakeReport
+from ciuic.store.place.keys import is_url
 from ciuic.store.records.manifest import Manifest
 from ciuic.system.clock import SystemClock
 from ciuic.units import counted, format_bytes, format_files, listed
@@ -88,7 +89,7 @@ def command(
             }
         )
     else:
-        _print(chosen, checked, before, report)
+        _print(chosen, checked, before, report, in_bucket=is_url(session.store_path()))
     sys.exit(restore_exit_code(report))
 
 
@@ -209,7 +210,12 @@ def _is_in(path: bytes, above: bytes) -> bool:
 
 
 def _print(
-    snapshot_id: SnapshotId, checked: Readable, before: TakeReport | None, report: RestoreReport
+    snapshot_id: SnapshotId,
+    checked: Readable,
+    before: TakeReport | None,
+    report: RestoreReport,
+    *,
+    in_bucket: bool,
 ) -> None:
     click.echo(
         f"{snapshot_id}: verified {format_files(checked.files)}"
@@ -219,4 +225,4 @@ def _print(
         click.echo(f"{before.id}: what was there before, with the tag '{_TAG}'")
     elif report.dry_run and (report.written_files or report.deleted_files):
         click.echo(f"would take a snapshot of what is there, with the tag '{_TAG}'")
-    print_restored(snapshot_id, report)
+    print_restored(snapshot_id, report, in_bucket=in_bucket)

@@ -8,7 +8,7 @@ import click
 
 from ciuic.catalog import LATEST, find_snapshot, list_snapshots, passed_over
 from ciuic.cli.candidates import SNAPSHOT, stored_path
-from ciuic.cli.copies import print_holders
+from ciuic.cli.copies import CHECK_BUCKET, print_bucket_advice, print_holders
 from ciuic.cli.expected import counting
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import CLOSER, NEWER, opened
@@ -215,8 +215,11 @@ def _print(
     asked: Sequence[str],
 ) -> None:
     """Print the outcome; after damage, name the copies that may have what is missing."""
-    print_restored(snapshot_id, report)
+    in_bucket = store.bucket is not None
+    print_restored(snapshot_id, report, in_bucket=in_bucket)
     if report.damaged:
+        if in_bucket:
+            print_bucket_advice()
         print_holders(session, store.path, [snapshot_id], except_for=asked)
 
 
@@ -293,7 +296,7 @@ def _owner_remedy() -> str:
     )
 
 
-def print_restored(snapshot_id: str, report: RestoreReport) -> None:
+def print_restored(snapshot_id: str, report: RestoreReport, *, in_bucket: bool = False) -> None:
     """Print what a restore did, or would do."""
     for place in report.would_delete:
         click.echo(f"would delete {printable(path_text(place))}")
@@ -322,7 +325,8 @@ def print_restored(snapshot_id: str, report: RestoreReport) -> None:
         click.echo(
             f"ciuic: the store is damaged: {counted(report.repaired_frames, 'frame')} had to be"
             " read with parity or from another copy; the restored files are right\n"
-            "       Run 'ciuic repair' to see the damage, and check the disk.",
+            "       Run 'ciuic repair' to see the damage, and"
+            f" {CHECK_BUCKET if in_bucket else 'check the disk'}.",
             err=True,
         )
     for note in report.notes:

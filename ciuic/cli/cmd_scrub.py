@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from ciuic.cli.copies import CHECK_BUCKET
 from ciuic.cli.interrupt import interrupted_code, interruptible
 from ciuic.cli.lists import shown_part
 from ciuic.cli.options import given, json_option
@@ -37,7 +38,7 @@ _HINT: Final = (
 )
 _IN_BUCKET: Final = (
     "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it from other"
-    " packs and from live files"
+    f" packs and from live files; with '--from PLACE', also from a copy. Also {CHECK_BUCKET}"
 )
 
 

@@ -8,7 +8,7 @@ import click
 from ciuic.catalog import HOW_TO_TAKE, LATEST, passed_over
 from ciuic.catalog import find_snapshot as find_named
 from ciuic.cli.candidates import SNAPSHOT
-from ciuic.cli.copies import print_holders
+from ciuic.cli.copies import print_bucket_advice, print_holders
 from ciuic.cli.opening import opened
 from ciuic.cli.options import json_option
 from ciuic.cli.progress import Reporter, progress
@@ -135,11 +135,13 @@ def _print_remedies(report: VerifyReport, *, checksum: bool, in_bucket: bool) ->
         if _has_lost_content(report)
         else "nothing is lost: run 'ciuic repair --apply' before the damage grows"
     )
-    if not in_bucket:
+    if not in_bucket or not _has_lost_content(report):
         print_pair("", f"{remedy}{later}", 0, err=True)
     if _has_lost_content(report):
         advice = "'ciuic restore --fallback' takes damaged paths from older snapshots"
         print_pair("", advice, 0, err=True)
+        if in_bucket:
+            print_bucket_advice()
 
 
 def _print_summary(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> None:

@@ -1,6 +1,7 @@
 """What commands say about the configured copies."""
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
 import click
 
@@ -9,7 +10,13 @@ from ciuic.cli.session import Session
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 
-__all__ = ["copies_of", "print_holders"]
+__all__ = ["CHECK_BUCKET", "copies_of", "print_bucket_advice", "print_holders"]
+
+CHECK_BUCKET: Final = (
+    "check the bucket: its lifecycle rules, which other programs write there, and whether it keeps"
+    " older versions of its objects"
+)
+_FROM_COPY: Final = "'ciuic repair --apply --from PLACE' takes what is lost from a copy"
 
 
 def copies_of(session: Session, store: Store) -> dict[str, list[str]]:
@@ -61,3 +68,8 @@ def print_holders(
                 f" from there, 'ciuic --store {where} restore' restores from there",
                 err=True,
             )
+
+
+def print_bucket_advice() -> None:
+    """Say on stderr what to do about damage of a bucket: no disk of this machine is at fault."""
+    click.echo(f"ciuic: {_FROM_COPY}\n       Also {CHECK_BUCKET}.", err=True)

@@ -92,7 +92,7 @@ def test_recover_puts_a_broken_file_back(run, taken, source, tmp_path):
     assert (source / "state.npz").read_bytes() == whole
 
 
-def test_damage_is_named_and_repaired(run, taken, server, address, tmp_path):
+def test_damage_is_named_and_repaired(run, taken, server, address, source, tmp_path):
     assert "no damage" in run("scrub")
     place = Machine(address, server, server.endpoint, tmp_path / "cache").place()
     pack = max(place.list("packs"), key=lambda listed: listed.size_bytes)
@@ -105,6 +105,11 @@ def test_damage_is_named_and_repaired(run, taken, server, address, tmp_path):
 
     assert f"pack {pack.key[6:18]}: DAMAGED" in said
     assert "source/large" in said
+    restore = ("restore", "-s", "latest", "-p", source, "-d", tmp_path / "out", "--no-hot")
+    for told in (said, run("verify", "--checksum", code=4), run(*restore, code=4)):
+        assert "check the bucket: its lifecycle rules" in told
+        assert "copy" in told
+        assert "disk" not in told
     assert f"pack {pack.key[6:18]}: DAMAGED" in run("scrub", "--budget", "1KiB", code=4)
     assert "1 chunk would be stored again" in run("repair", code=4)
     assert f"quarantine/{pack.key[6:]}" in run("repair", "--apply")
