@@ -15,11 +15,20 @@ from ciuic.timeline.configuration import (
     is_configuration,
 )
 from ciuic.timeline.logs import fields_of
-from ciuic.timeline.placing import Offsets, read_logs
+from ciuic.timeline.placing import Offsets, PlacedLogs, read_logs
 from ciuic.timeline.states import metrics_of
 from ciuic.view.diff import Change, diff
 
-__all__ = ["Against", "Compared", "Comparison", "Moves", "TensorKey", "compare", "compare_contents"]
+__all__ = [
+    "Against",
+    "Compared",
+    "Comparison",
+    "Moves",
+    "TensorKey",
+    "compare",
+    "compare_contents",
+    "read_all",
+]
 
 TensorKey = tuple[str, str]
 """The path of a file, and the name of a tensor in it."""
@@ -110,13 +119,27 @@ class Comparison(NamedTuple):
         return rows
 
 
+def read_all(
+    store: Store, snapshots: Sequence[SnapshotSummary], paths: Sequence[bytes], *, offsets: Offsets
+) -> PlacedLogs:
+    """Read all fields of logs at some snapshots.
+
+    Raises:
+        UsageError: A log cannot be read.
+    """
+    wanted = [(path, fields_of(path)) for path in paths]
+    return read_logs(
+        store, snapshots, wanted, offsets=offsets, curves=False, read=lambda _size, _path: None
+    )
+
+
 def compare(
     store: Store,
     snapshots: Sequence[SnapshotSummary],
     paths: Sequence[bytes] = (),
     *,
     tensors: bool = True,
-    offsets: Offsets | None = None,
+    logs: PlacedLogs | None = None,
     done: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Comparison:
     """Compare snapshots with the first of them.
@@ -126,18 +149,15 @@ def compare(
         snapshots: The snapshots.
         paths: Logs that say what had been logged.
         tensors: Compare the tensors too, which reads the files that differ.
-        offsets: What is known of logs in snapshots from earlier calls.
+        logs: What ``read_all`` returned for these logs and snapshots; None: it is called.
         done: Called with how many tensors of a file are compared, and how many it has.
 
     Raises:
         UsageError: A log cannot be read.
         CorruptionError: A manifest or a tree is damaged.
     """
-    wanted = [(path, fields_of(path)) for path in paths]
-    known = Offsets() if offsets is None else offsets
-    logs = read_logs(
-        store, snapshots, wanted, offsets=known, curves=False, read=lambda _size, _path: None
-    )
+    if logs is None:
+        logs = read_all(store, snapshots, paths, offsets=Offsets())
     manifests = [store.manifest(snapshot.id) for snapshot in snapshots]
     found: list[Compared] = []
     for summary, manifest in zip(snapshots, manifests, strict=True):

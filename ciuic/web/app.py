@@ -63,7 +63,7 @@ def make_app(
     keep_little()
     reading = Reading(store_path, subject, clock, options, copies)
     jobs = Jobs(store_path, clock, options, words, reading.changed, copies=copies, logs=logs)
-    timelines = Timelines(reading, logs)
+    timelines = Timelines(reading, logs, clock)
     runs = Runs(reading)
     statics = Statics()
     pages = Pages(reading, timelines, runs, jobs, statics.address)
@@ -77,6 +77,7 @@ def make_app(
     )
 
     def prepare() -> None:
+        pages.prepare()
         reading.prepare()
         timelines.prepare()
 

@@ -106,6 +106,11 @@ class Pages:
             Route("/jobs/{id}", self._answering(self._job)),
         ]
 
+    def prepare(self) -> None:
+        """Compile the templates, which takes as long as several requests."""
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)
+
     def missing(self, request: Request, _error: Exception) -> Response:
         """Answer a request for a page that does not exist."""
         if request.url.path.startswith("/v1/"):

@@ -205,6 +205,9 @@ def _listening(address: Address) -> Iterator[socket.socket]:
             f"{address.host}:{address.port} cannot be listened on: {error.strerror}",
             hint="Give another port with --listen; port 0 means any free one.",
         ) from error
+    # Its connections inherit it, and asyncio does not set it: each answer is two writes, and the
+    # second one would wait up to 40 ms until the browser has acknowledged the first.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.closing(listener):
         yield listener
 

@@ -118,9 +118,8 @@ def test_without_an_index_of_the_bucket_the_page_does_not_say_that_all_was_read(
     one, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(one.cache))
-    timelines = Timelines(
-        Reading(one.address, lambda: Subject(None, None, None), SystemClock()), ()
-    )
+    clock = SystemClock()
+    timelines = Timelines(Reading(one.address, lambda: Subject(None, None, None), clock), (), clock)
     shutil.rmtree(one.cache)
     assert timelines.timeline().unchecked_packs is None
 

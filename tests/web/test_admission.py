@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ciuic.web.openapi import ENDPOINTS
+from ciuic.web.server import _listening, parse_address
 from tests.kit.box import Box
 from tests.kit.served import Served, served
 
@@ -118,6 +119,15 @@ def test_a_browser_asks_for_a_file_of_the_page_once(site: Served):
         for other in (place, f"{place}?v={version[:-1]}", f"{place}?v={version}0"):
             assert site.ask(other).headers["cache-control"] == "no-store", other
         assert site.ask(address, headers={}).headers["cache-control"] == "no-store"
+
+
+def test_a_short_answer_does_not_wait_for_the_browser_to_acknowledge_its_header():
+    with (
+        _listening(parse_address("127.0.0.1:0")) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_path_outside_the_static_files_is_not_found(site: Served):

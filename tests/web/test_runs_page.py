@@ -1,6 +1,7 @@
 """Runs side by side: through the API, and in a real browser."""
 
 import json
+import math
 from urllib.parse import quote
 
 import numpy as np
@@ -66,6 +67,24 @@ def test_a_comparison_of_runs_is_that_of_the_command(trained: tuple[Box, list[st
     assert (found["steps"], found["values"]) == (loss["steps"], loss["values"])
     assert [len(one["curve"]) for one in found["runs"]] == [20, 20]
     assert refused == [400, 400, 400, 400, 404]
+
+
+def test_the_page_says_where_a_run_has_no_finite_value(box: Box) -> None:
+    for name, end in (("good", 1.0), ("bad", math.nan)):
+        (box.source / name).mkdir()
+        lines = [json.dumps({"step": at, "loss": end if at else 2.0}) for at in range(3)]
+        (box.source / name / "log.jsonl").write_text("\n".join(lines) + "\n")
+    box.take()
+    query = "&".join(f"run={box.source}/{name}" for name in ("good", "bad"))
+    with served(box) as site:
+        found = site.ask(f"/v1/runs/compare?{query}").document
+        page = site.ask(f"/runs?{query}").body.decode()
+
+    assert found["values"] == [[2.0, 2.0], [1.0, None], [1.0, None]]
+    assert [one["not_finite_from"] for one in found["runs"]] == [None, 1]
+    assert found["runs"][1]["curve"] == [[0, 2.0]]
+    # Two steps, and the last snapshot.
+    assert page.count(">not finite<") == 3
 
 
 def test_runs_are_chosen_and_compared_on_the_page_with_their_tensors(

@@ -82,6 +82,24 @@ def test_a_comparison_is_that_of_the_command(trained: tuple[Box, Path, list[str]
     assert unknown.status == 404
 
 
+def test_a_comparison_follows_a_log_that_was_read_before(box: Box, tmp_path: Path) -> None:
+    log, old_s = tmp_path / "train.jsonl", 1_600_000_000
+    (box.source / "a").write_text("x")
+    box.take()
+    found = []
+    with served(box, "--log", log) as site:
+        for step in range(3):
+            with log.open("a") as file:
+                file.write(json.dumps({"step": step, "loss": 9 - step, "time": old_s}) + "\n")
+            os.utime(log, (old_s, old_s))  # settled: what it says is kept
+            found += [site.ask("/v1/compare?id=latest").document["snapshots"][0] for _ in range(2)]
+
+    assert [one["step"] for one in found] == [0, 0, 1, 1, 2, 2]
+    assert [one["metrics"] for one in found[::2]] == [
+        [{"name": "loss", "value": value}] for value in (9, 8, 7)
+    ]
+
+
 @pytest.mark.parametrize("page", ["/compare?id={}&id={}", "/diff?before={}&after={}"])
 def test_the_command_line_on_a_page_does_the_same_in_any_shell(
     trained: tuple[Box, Path, list[str]], page: str
@@ -163,6 +181,25 @@ def opened(browser: Browser, site: Served, wrong: list[str]) -> Page:
     page.on("request", lambda ask: None if ask.url.startswith(site.base) else wrong.append(ask.url))
     page.goto(site.url)
     return page
+
+
+def test_the_script_of_a_chart_is_asked_for_after_the_first_paint(
+    browser: Browser, trained: tuple[Box, Path, list[str]]
+) -> None:
+    box, log, _ = trained
+    wrong: list[str] = []
+    with served(box, "--log", log) as site:
+        page = opened(browser, site, wrong)
+        page.goto(f"{site.base}/timeline")
+        page.wait_for_selector("#chart canvas")
+        painted_ms, asked_ms = page.evaluate(
+            "[performance.getEntriesByName('first-contentful-paint')[0].startTime,"
+            " performance.getEntriesByType('resource')"
+            ".find(({name}) => name.includes('uplot.min.js')).startTime]"
+        )
+        page.context.close()
+    assert 0 < painted_ms <= asked_ms
+    assert wrong == []
 
 
 def test_the_chart_is_read_by_keys_and_a_click_opens_the_snapshot(

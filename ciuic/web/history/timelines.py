@@ -12,10 +12,12 @@ from ciuic.guard.logs.paths import log_files
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.model import SnapshotSummary
 from ciuic.store.place.keys import is_url
-from ciuic.timeline.compare import Compared, compare
+from ciuic.store.store import Store
+from ciuic.system.clock import Clock
+from ciuic.timeline.compare import Compared, compare, read_all
 from ciuic.timeline.curve import Point
 from ciuic.timeline.logs import fields_of
-from ciuic.timeline.placing import Offsets
+from ciuic.timeline.placing import Offsets, PlacedLogs
 from ciuic.timeline.timeline import Timeline, make_timeline
 from ciuic.web.models import (
     ChangedFiles,
@@ -35,7 +37,11 @@ __all__ = ["COMPARED_MAX", "Timelines", "compared_answer", "finite"]
 COMPARED_MAX: Final = 12
 _CURVES_MAX: Final = 20
 _KEPT_MAX: Final = 4
+_PLACED_MAX: Final = 2000
+"""The most snapshots for which is kept what logs say: a megabyte for 1,000 and ten fields."""
+_SETTLED_NS: Final = 10_000_000_000
 _Key = tuple[object, ...]
+_Identity = tuple[bytes, int, int, int]
 
 
 class Timelines:
@@ -44,15 +50,19 @@ class Timelines:
     Args:
         reading: Reads the store.
         logs: Logs of training programs, or patterns that name several.
+        clock: Tells whether a log has changed lately.
     """
 
-    def __init__(self, reading: Reading, logs: Sequence[bytes]) -> None:
+    def __init__(self, reading: Reading, logs: Sequence[bytes], clock: Clock) -> None:
         self._reading = reading
+        self._clock = clock
         self._logs = tuple(logs)
         self._offsets = Offsets()
         self._lock = threading.Lock()
         self._listed: Listed | None = None
         self._kept: dict[_Key, TimelineAnswer] = {}
+        self._placed_lock = threading.Lock()
+        self._placed_kept: tuple[Listed, tuple[_Identity, ...], PlacedLogs] | None = None
 
     def prepare(self) -> None:
         """Begin to read the logs, so that the first request need not wait for all of it."""
@@ -66,6 +76,7 @@ class Timelines:
         self._reading.settle()
         with contextlib.suppress(CiuicError, OSError):  # a request gets the error
             self.timeline()
+            self.compare(["latest"])
 
     def timeline(self, field: str = "") -> TimelineAnswer:
         """Return the curve of a field with all snapshots; empty: the loss, or the first metric.
@@ -117,10 +128,32 @@ class Timelines:
         with self._reading.opened() as store:
             listed = self._reading.listed(store)
             chosen: list[SnapshotSummary] = [self._reading.find(store, name) for name in names]
-            found = compare(store, chosen, paths, tensors=False, offsets=self._offsets)
+            logs = self._placed(store, listed, chosen, paths)
+            found = compare(store, chosen, paths, tensors=False, logs=logs)
         return SnapshotComparison(
             snapshots=[compared_answer(listed, one) for one in found.snapshots]
         )
+
+    def _placed(
+        self, store: Store, listed: Listed, chosen: Sequence[SnapshotSummary], paths: list[bytes]
+    ) -> PlacedLogs:
+        """Return what logs say at some snapshots, if possible from an earlier call.
+
+        The logs of a training that goes on are read at these snapshots alone: what would be kept
+        of all others would be wrong with the next line.
+        """
+        identities = tuple(map(_identity, paths))
+        with self._placed_lock:
+            kept = self._placed_kept
+            if kept is not None and kept[0] is listed and kept[1] == identities:
+                return kept[2]
+            newest_ns = max((changed_ns for *_, changed_ns in identities), default=0)
+            is_settled = self._clock.now_ns() - newest_ns > _SETTLED_NS
+            if not is_settled or len(listed.snapshots) > _PLACED_MAX:
+                return read_all(store, chosen, paths, offsets=self._offsets)
+            found = read_all(store, listed.snapshots, paths, offsets=self._offsets)
+            self._placed_kept = listed, identities, found
+            return found
 
 
 def compared_answer(listed: Listed, one: Compared) -> ComparedSnapshot:
@@ -196,7 +229,7 @@ def _configuration(one: Compared) -> list[Configuration]:
     ]
 
 
-def _identity(path: bytes) -> tuple[bytes, int, int, int]:
+def _identity(path: bytes) -> _Identity:
     try:
         status = os.stat(path)
     except OSError:

@@ -49,9 +49,18 @@ async function ask(method, address, body) {
   return found;
 }
 
+// Returns when the page is on the screen, or after a moment: a page in the background is never painted.
+function painted() {
+  return new Promise((done) => {
+    const seen = (list) => { if (list.getEntriesByName("first-contentful-paint").length) done(); };
+    new PerformanceObserver(seen).observe({ type: "paint", buffered: true });
+    setTimeout(done, 500);
+  });
+}
+
 // Loads what draws a chart, after the first paint: running it takes longer than the rest of the page.
 async function uplotFor(place) {
-  await new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); });
+  await painted();
   const script = Object.assign(document.createElement("script"), { src: place.dataset.script });
   const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: place.dataset.style });
   await Promise.all([script, style].map((element) => new Promise((done, failed) => {
