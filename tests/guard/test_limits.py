@@ -8,14 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ciuic.guard.job.cgroup import Cgroup, NoCgroup, create_cgroup
+from tests.kit import small_memory as kit
 from tests.kit.box import Box
-from tests.kit.daemon import wait_until
 from tests.kit.jobs import Run
 from tests.kit.program import ciuic
 
@@ -60,30 +59,9 @@ def test_kills_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
-    """The file of processes of a cgroup, of version 1 or 2, that has 32 MiB of memory."""
-    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    for fields in mounts:
-        kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
-        limit = "memory.max" if kind == "cgroup2" else "memory.limit_in_bytes"
-        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options):
-            place = Path(fields[4], f"ciuic-test-memory-{os.getpid()}")
-            try:
-                place.mkdir()
-            except OSError:
-                continue
-            if (place / limit).exists():
-                (place / limit).write_text(str(32 * 1024 * 1024))
-                procs = place / "cgroup.procs"
-                yield procs
-                wait_until("it is empty", partial(is_empty, procs))
-                place.rmdir()
-                return
-            place.rmdir()
-    pytest.skip("no cgroup with a memory limit can be made here")
-
-
-def is_empty(procs: Path) -> bool:
-    return not procs.read_text()
+    """The file of processes of a cgroup that has 32 MiB of memory."""
+    with kit.small_memory(32 * 1024 * 1024) as procs:
+        yield procs
 
 
 HUNGRY = "held = [bytes([1]) * 2**20 for _ in range(4096)]"

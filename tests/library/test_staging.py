@@ -2,6 +2,8 @@
 
 import gc
 import resource
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -13,6 +15,7 @@ from ciuic import Layer
 from ciuic.errors import ResourceError
 from ciuic.training.staging.buffer import StagingBuffer
 from ciuic.training.staging.stage import Stager
+from tests.kit.small_memory import small_memory
 
 SHAPES = st.sampled_from([(), (0,), (1,), (3,), (2, 3), (3, 2)])
 DTYPES = st.sampled_from(["f4", "f8", "i8", "u1", ">f4", "U2"])
@@ -213,3 +216,35 @@ def test_frozen_layers_stay_in_memory_unless_their_places_have_changed(buffer):
     assert arrays(tied, copies_frozen=False) == (2, 2, True)
     old += 1
     assert arrays(tied, copies_frozen=False) == (3, 3, False)
+
+
+STATES = """
+import sys, numpy as np
+from ciuic import SnapshotManager
+from ciuic.errors import ResourceError
+with open(sys.argv[1], "w") as procs:
+    procs.write("0")
+# Pages that nothing has written yet take no memory.
+with SnapshotManager(sys.argv[2]) as manager:
+    manager.save_snapshot({"w": np.zeros(1000)}, epoch=0, wait=True)
+    try:
+        manager.save_snapshot({"w": np.zeros(60_000_000)}, epoch=1)
+    except ResourceError as error:
+        print(error.message)
+    manager.save_snapshot({"w": np.zeros(1000)}, epoch=2, wait=True)
+    print(manager.load_latest_snapshot()["epoch"])
+"""
+
+
+@pytest.mark.root
+def test_a_state_that_a_container_has_no_memory_for_does_not_end_the_training(tmp_path):
+    with small_memory(300 * 1024 * 1024) as procs:
+        done = subprocess.run(
+            [sys.executable, "-c", STATES, procs, tmp_path / "store"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "not enough memory to copy a state of 48" in done.stdout
+    assert done.stdout.splitlines()[-1] == "2"

@@ -115,11 +115,19 @@ class Subclass(np.ndarray):
     pass
 
 
+class Convertible:
+    """As an array of JAX."""
+
+    def __array__(self) -> np.ndarray:
+        return np.zeros(3)
+
+
 @pytest.mark.parametrize(
     ("value", "what"),
     [
         ({"a": [Custom()]}, "extra['a'][0] cannot be stored: it is a "),
         ({"a": lambda: 1}, "extra['a'] cannot be stored"),
+        ({"a": Convertible()}, "and containers; numpy.asarray makes an array of it"),
         ({("x", 1): print}, "extra[('x', 1)] cannot be stored"),
         ({Custom: 1}, "cannot be stored"),
         ({"a": np.array([Custom()])}, "extra['a'] cannot be stored: it is an array of object"),

@@ -7,10 +7,13 @@ from typing import Final
 import numpy as np
 
 from ciuic.errors import ResourceError
+from ciuic.system.limits import memory_room_bytes
 
 __all__ = ["StagingBuffer"]
 
 _STEP_BYTES: Final = 1024 * 1024
+_BLOCK_BYTES: Final = 512
+"""The unit of ``st_blocks``."""
 
 
 class StagingBuffer:
@@ -40,6 +43,7 @@ class StagingBuffer:
             # Forget the old mapping first: after a failure, its length must not count.
             self._memory, self._size_bytes = np.empty(0, np.uint8), 0
             try:
+                _refuse_beyond_limit(size_bytes - os.fstat(self.fd).st_blocks * _BLOCK_BYTES)
                 # Without this, a machine without memory would kill the process at the first write.
                 os.posix_fallocate(self.fd, 0, size_bytes)
                 # All pages at once: a fault for each would take longer than the copy itself.
@@ -48,7 +52,8 @@ class StagingBuffer:
             except (OSError, MemoryError) as error:
                 raise ResourceError(
                     f"there is not enough memory to copy a state of {size_bytes:,} bytes",
-                    hint="Free memory: a save needs as much as the state itself.",
+                    hint="Free memory, or raise the limit of the container or job: a save needs as"
+                    " much as the state itself.",
                 ) from error
             self._memory = np.frombuffer(mapped, np.uint8)
             self._size_bytes = size_bytes
@@ -61,3 +66,14 @@ class StagingBuffer:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _refuse_beyond_limit(new_bytes: int) -> None:
+    """Refuse to take more memory than a control group allows: the kernel would kill the training.
+
+    Raises:
+        MemoryError: It is more.
+    """
+    room_bytes = memory_room_bytes()
+    if room_bytes is not None and new_bytes > room_bytes:
+        raise MemoryError(f"the control group has room for {room_bytes:,} bytes")

@@ -224,7 +224,7 @@ def rebuild(description: Description, data: np.ndarray) -> Array:
 
 
 def written_dtype(dtype: "np.dtype[Any]") -> str:
-    """Return the text of which ``read_dtype`` makes an element type of numpy.
+    """Return the text that ``read_dtype`` turns into an element type of numpy.
 
     Raises:
         UnstorableError: There is none.

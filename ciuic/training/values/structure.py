@@ -126,8 +126,10 @@ class StructureWriter:
         found = _torch_value(value)
         if found is None:
             name = f"{type(value).__module__}.{type(value).__qualname__}"
+            # Such as an array of JAX: its user should not take the pickle that is offered next.
+            how = "; numpy.asarray makes an array of it" if hasattr(value, "__array__") else ""
             raise UnstorableError(
-                f"is a {name}; a snapshot holds tensors, arrays, numbers, text and containers"
+                f"is a {name}; a snapshot holds tensors, arrays, numbers, text and containers{how}"
             )
         return found
 
