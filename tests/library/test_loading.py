@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ciuic import SnapshotManager
-from ciuic.errors import CorruptionError
+from ciuic.errors import CorruptionError, ResourceError
 from ciuic.store.format.frame import FRAME_BYTES_MAX
 from ciuic.store.packs.open_packs import OpenPacks
 from ciuic.store.records.kinds import DATA
@@ -233,6 +233,15 @@ def test_a_load_that_finds_nothing_undamaged_says_what_the_objects_hold(tmp_path
             manager.load_latest_snapshot(model=net(2))
 
         assert "may hold a part of a damaged state" in caught.value.hint
+
+
+@pytest.mark.parametrize("where", ["nowhere", "cuda:9"])
+def test_a_device_that_does_not_work_is_named_and_no_snapshot_counts_as_damaged(manager, where):
+    manager.save_snapshot(net(1), {}, 0, wait=True)
+    with pytest.raises(ResourceError, match=f"map_location='?{where}"):
+        manager.load_latest_snapshot(map_location=where)
+    state = manager.load_latest_snapshot(map_location="cpu")
+    assert state.skipped == {}
 
 
 def test_a_chunk_is_read_straight_only_if_it_hashes_to_its_id(manager, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 from ciuic.catalog import damaged_manifests
 from ciuic.errors import (
     CorruptionError,
+    ResourceError,
     SnapshotNotFoundError,
     UnknownFormatError,
     UsageError,
@@ -17,6 +18,7 @@ from ciuic.training.finding import FULL, WEIGHTS, begun_snapshots, run_of
 from ciuic.training.loading.places import FindPlaces
 from ciuic.training.loading.state import LoadedState, load
 from ciuic.training.ranks.job import Job
+from ciuic.training.values.arguments import shown
 
 __all__ = ["LoadOptions", "RemovedError", "check_mixture", "newest_state", "read_listed"]
 
@@ -169,10 +171,20 @@ def read_state(
     Raises:
         CorruptionError: A byte of the snapshot is damaged or missing.
         UnknownFormatError: A later version of ciuic wrote it.
+        ResourceError: A tensor cannot be moved to ``map_location``.
     """
+    where = options.map_location
 
     def place(tensor: Any) -> Any:
-        return tensor if options.map_location is None else tensor.to(options.map_location)
+        try:
+            return tensor if where is None else tensor.to(where)
+        except Exception as error:
+            # Not the error of torch: a RuntimeError of a read would mean that the state is damaged.
+            raise ResourceError(
+                f"a tensor of {tensor.nbytes:,} bytes cannot be moved to"
+                f" map_location={shown(where)}: {error}",
+                hint="Give a device that this machine has, with enough free memory.",
+            ) from error
 
     rank, rank_count = (0, 1) if options.job is None else options.job[:2]
     return load(
