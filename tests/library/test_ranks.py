@@ -19,7 +19,9 @@ from ciuic.errors import StoreError, UsageError
 from ciuic.store.records.kinds import DATA
 from ciuic.store.store import open_store
 from ciuic.training.loading.files import StateFiles
+from ciuic.training.loading.latest import LoadOptions
 from ciuic.training.manager import SnapshotManager as Manager
+from ciuic.training.ranks.client import RankClient
 from tests.kit.daemon import wait_until
 from tests.kit.damage import flip_content
 from tests.kit.filesystems import disk
@@ -78,6 +80,13 @@ def together(*calls):
 def save(manager: Manager, step: int, value: float, **more):
     model = {"w": np.full(1_000, value)}
     return manager.save_snapshot(model, {"m": model["w"] * 2}, 0, step=step, **more)
+
+
+def waiting_step(first: Manager) -> int:
+    """Return the step of the part that rank 1 has handed over, as rank 0 is told."""
+    with pytest.raises(StoreError, match=r"rank 1 saves step \d+") as refused:
+        save(first, 2, 1.0, wait=True)
+    return int(str(refused.value).split("rank 1 saves step ")[1].split()[0])
 
 
 def damage_part_of_rank_1(path: Path, snapshot_id: str) -> None:
@@ -204,14 +213,56 @@ def test_a_rank_that_waits_for_a_rank_0_that_has_ended_is_told(rank):
 def test_a_part_whose_manager_is_gone_holds_up_nothing_when_the_rank_comes_again(rank):
     first, gone = rank(0), rank(1)
     save(gone, 3, 1.0)
-    # The part has arrived: rank 0 sees that it belongs to another step.
-    with pytest.raises(StoreError, match="rank 1 saves step 3"):
-        save(first, 2, 1.0, wait=True)
+    wait_until("the part has arrived", lambda: waiting_step(first) == 3)
     gone._saves.close(timeout_s=0.0)
 
-    handles = [save(manager, 4, 1.0) for manager in (rank(1), first)]
-    assert handles[0].wait() == handles[1].wait()
+    new = save(rank(1), 4, 1.0)
+    wait_until("the new part has arrived", lambda: waiting_step(first) == 4)
+    handle = save(first, 4, 1.0)
+    assert new.wait() == handle.wait()
     first.close()
+
+
+@pytest.mark.timeout(HANG_S)
+def test_a_rank_is_not_taken_for_ended_while_it_waits_for_a_save_that_ctrl_c_has_ended(
+    rank, monkeypatch
+):
+    first, second = rank(0), rank(1)
+    real = RankClient.ask
+
+    def interrupted(self, request):
+        real(self, request)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RankClient, "ask", interrupted)
+        save(second, 1, 1.0)
+    # The part of rank 1 was handed over whole.
+    save(first, 1, 1.0, wait=True)
+
+    # Rank 0 waits for the next part while rank 1 lets go of its first connection.
+    handles = [save(manager, 2, 2.0) for manager in (first, second)]
+    assert handles[0].wait() == handles[1].wait()
+
+
+@pytest.mark.root
+def test_a_rank_that_waits_hurries_the_writer_of_rank_0(rank):
+    """Only root may change a session as often as it likes."""
+    first, second = rank(0), rank(1)
+    writer = first._saves.writer_pid
+    path, own = Path(f"/proc/{writer}/autogroup"), Path("/proc/self/autogroup")
+    if not path.exists():
+        pytest.skip("this kernel has no groups of sessions")
+    normal = int((own.read_text().split() or ["0"])[-1])  # empty below PID 1
+    os.kill(writer, signal.SIGSTOP)
+    waiting, handle = save(second, 2, 1.0), save(first, 2, 1.0)
+    assert int(path.read_text().split()[-1]) == min(normal + 10, 19)
+
+    with pytest.raises(TimeoutError):
+        waiting.wait(0.3)
+    assert int(path.read_text().split()[-1]) == normal
+    os.kill(writer, signal.SIGCONT)
+    assert waiting.wait() == handle.wait()
 
 
 def test_ranks_that_save_different_steps_are_refused(rank):
@@ -264,6 +315,26 @@ def test_all_ranks_resume_from_an_older_snapshot_if_a_part_is_damaged(rank, tmp_
     assert [list(state.skipped) for state in states] == [[newest], [newest]]
     for error in together(*[lambda one=one: one.load_snapshot(2) for one in managers]):
         assert isinstance(error, StoreError)
+
+
+@pytest.mark.timeout(HANG_S)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_exception_that_ends_the_load_of_rank_0_ends_that_of_all_at_once(rank, error):
+    first, second = rank(0), rank(1)
+    for manager in (first, second):
+        save(manager, 1, 1.0)
+
+    def fail(_state):
+        raise error
+
+    def fails() -> None:
+        with pytest.raises(error):
+            first._loads.newest(None, LoadOptions(None, first._job, fail), joins=False)
+
+    _, told = together(fails, second.load_latest_snapshot)
+    assert f"rank 0 could not load a snapshot: {error.__name__}" in str(told)
+    states = together(first.load_latest_snapshot, second.load_latest_snapshot)
+    assert [state["step"] for state in states] == [1, 1]
 
 
 def test_no_rank_loads_anything_from_an_empty_store(rank):

@@ -1,9 +1,10 @@
 """All ranks load one snapshot: rank 0 chooses it."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from ciuic.errors import CiuicError
+from ciuic.errors import CiuicError, StoreError
 from ciuic.ids import SnapshotId
 from ciuic.training.loading.state import LoadedState
 from ciuic.training.ranks.job import Job
@@ -50,9 +51,10 @@ class Agreement:
             return state
         try:
             chosen = choose()
-        except CiuicError as error:
-            kind = type(error).__name__
-            self._publish({"error": {"kind": kind, "message": error.message, "hint": error.hint}})
+        except BaseException as error:
+            # The others wait. Ctrl-C ends this rank, and a lack of memory may do so too.
+            with contextlib.suppress(CiuicError):
+                self._send({"error": _written(error)})
             raise
         if chosen is None:
             self._publish({"id": None})
@@ -61,4 +63,16 @@ class Agreement:
         return chosen
 
     def _publish(self, message: dict[str, Any]) -> None:
-        self._ask({"do": "publish", "number": self._number, "message": message}).result()
+        self._send(message).result()
+
+    # Any: a future of a value of JSON.
+    def _send(self, message: dict[str, Any]) -> Any:
+        return self._ask({"do": "publish", "number": self._number, "message": message})
+
+
+def _written(error: BaseException) -> dict[str, str]:
+    """Return the JSON of an error for the other ranks."""
+    if isinstance(error, CiuicError):
+        return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+    what = f"rank 0 could not load a snapshot: {type(error).__name__}: {error}"
+    return {"kind": StoreError.__name__, "message": what, "hint": "The log of rank 0 says more."}

@@ -10,6 +10,7 @@ from typing import Final
 
 from ciuic.errors import ResourceError, StoreError, UsageError
 from ciuic.system.clock import Clock
+from ciuic.system.priority import set_session_nice
 from ciuic.system.workers.threads import start
 from ciuic.training.client import error_of, settle
 from ciuic.training.ranks.job import Job
@@ -45,7 +46,7 @@ class RankClient:
         self._is_over = False
         self._has_ended = threading.Event()
         self.is_loose = False
-        self._socket = self._connect(clock)
+        self._socket, self._writer = self._connect(clock)
         self._listener = threading.Thread(target=self._listen, name="ciuic-rank", daemon=True)
         try:
             start(self._listener)
@@ -69,11 +70,14 @@ class RankClient:
         return self._has_ended.is_set()
 
     def stand_back(self) -> None:
-        """Do nothing: the process belongs to rank 0."""
+        """Do nothing: rank 0 does it when it begins a save."""
 
     def hurry(self) -> bool:
-        """Do nothing: see ``stand_back``."""
-        return True
+        """Give the writer of rank 0 this program's priority; see ``WriterProcess.hurry``.
+
+        Rank 0 may not wait for this save, and this rank holds up the training of all.
+        """
+        return self._is_over or set_session_nice(self._writer, 0)
 
     def ask(self, request: Message) -> "Future[Message]":
         """Send a request; the future gets its answer, or its error.
@@ -108,8 +112,12 @@ class RankClient:
         # Not ``join``: after one that Ctrl-C ends, the next takes the thread for ended.
         self._has_ended.wait(timeout_s)
 
-    def _connect(self, clock: Clock) -> socket.socket:
-        """Connect, and wait until the writer of rank 0 has accepted this rank."""
+    def _connect(self, clock: Clock) -> tuple[socket.socket, int]:
+        """Connect, and wait until the writer of rank 0 has accepted this rank.
+
+        Returns:
+            The connection, and the number of the writer's process.
+        """
         job = self._job
         end_s = clock.monotonic_s() + job.timeout_s
         while True:
@@ -140,7 +148,7 @@ class RankClient:
                 connection.close()
                 raise error_of(answer["error"])
             connection.settimeout(None)
-            return connection
+            return connection, answer["writer"]
 
     def _listen(self) -> None:
         try:

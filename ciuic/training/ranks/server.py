@@ -194,7 +194,7 @@ class RankServer:
                 self._connected[rank] = connection
                 self._ended.discard(rank)
                 self._late.pop(rank, None)
-            send(connection, {})
+            send(connection, {"writer": os.getpid()})
             while True:
                 request, fd = receive(connection)
                 with self._changed:
