@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ciuic.guard.logs.records import Decoder
 from ciuic.guard.rules.language import DEFAULT_RULES, parse_rule
 from ciuic.guard.rules.watching import Finding, Watching
 from tests.kit.chance import drawn_seed
@@ -274,3 +275,13 @@ def test_both_decoders_read_the_same() -> None:
     assert fast.count == slow.count
     assert fast.decoder.broken == slow.decoder.broken == 0
     assert fast.decoder.without_step == slow.decoder.without_step
+
+
+def test_a_rank_beside_nan_is_what_the_line_says_also_if_it_is_nan_itself() -> None:
+    lines = [b'{"step": 1, "loss": NaN, "rank": NaN}', b'{"step": 2, "loss": NaN, "rank": "x"}']
+    one_by_one = [Decoder(("loss",)).decode(line) for line in lines]
+    decoder = Decoder(("loss",))
+    for _ in range(2):  # the second time, it expects words in every line
+        together = decoder.lines(lines)
+        assert together is not None
+        assert together.ranks == [one.rank for one in one_by_one if one is not None] == ["", "x"]
