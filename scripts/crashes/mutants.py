@@ -548,8 +548,8 @@ MUTANTS: Final = (
     Mutant(
         "a fallback takes files of other machines",
         "ciuic/restore/older_snapshots.py",
-        "            is_same = summary.owner.is_same(own.owner)\n",
-        "            is_same = True\n",
+        "        is_same = summary.owner.is_same(own.owner)\n",
+        "        is_same = True\n",
         f"{_OWNERS}test_a_fallback_takes_no_file_of_another_machine",
     ),
     Mutant(
