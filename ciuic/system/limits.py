@@ -28,16 +28,20 @@ def raise_open_files_limit() -> int:
 
 
 def memory_room_bytes() -> int | None:
-    """Return how many bytes this process can take at most before its control group has no more.
+    """Return how many bytes this process can take before the machine or a control group has none.
 
     This is generous: pages of files that the kernel can drop count as room, and so does all swap.
-    A process that takes more is killed, without an error that it could handle.
+    If a process takes more, the kernel kills it or another one: no call fails. That holds for
+    posix_fallocate(3) of shared memory, too.
 
     Returns:
-        None: there is no limit, or it is unknown.
+        None: it is unknown.
     """
+    machine = _numbers("/proc/meminfo")
     rooms = [room for place in _memory_groups() if (room := _room_bytes(place)) is not None]
-    return min(rooms) + _numbers("/proc/meminfo").get("SwapFree:", 0) * 1024 if rooms else None
+    if "MemAvailable:" in machine:
+        rooms.append(machine["MemAvailable:"] * 1024)
+    return min(rooms) + machine.get("SwapFree:", 0) * 1024 if rooms else None
 
 
 def _memory_groups() -> Iterator[str]:

@@ -248,3 +248,27 @@ def test_a_state_that_a_container_has_no_memory_for_does_not_end_the_training(tm
     assert done.returncode == 0, done.stderr
     assert "not enough memory to copy a state of 48" in done.stdout
     assert done.stdout.splitlines()[-1] == "2"
+
+
+LARGE = """
+import os, resource, numpy as np
+from ciuic.errors import ResourceError
+from ciuic.training.staging.buffer import StagingBuffer
+# If the room were not asked for, this limit would keep the machine's memory from being taken.
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+swap_bytes = sum(int(line.split()[2]) * 1024 for line in open("/proc/swaps").readlines()[1:])
+try:
+    StagingBuffer().reserve(machine_bytes + swap_bytes)
+except ResourceError as error:
+    print(error.message, "|", error.__cause__)
+"""
+
+
+def test_a_state_that_the_machine_has_no_memory_for_takes_none():
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not enough memory to copy a state of" in done.stdout
+    assert "there is room for" in done.stdout

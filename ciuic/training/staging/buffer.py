@@ -43,8 +43,8 @@ class StagingBuffer:
             # Forget the old mapping first: after a failure, its length must not count.
             self._memory, self._size_bytes = np.empty(0, np.uint8), 0
             try:
-                _refuse_beyond_limit(size_bytes - os.fstat(self.fd).st_blocks * _BLOCK_BYTES)
-                # Without this, a machine without memory would kill the process at the first write.
+                _refuse_beyond_room(size_bytes - os.fstat(self.fd).st_blocks * _BLOCK_BYTES)
+                # Now, because a page that a limit refuses kills the process at its first write.
                 os.posix_fallocate(self.fd, 0, size_bytes)
                 # All pages at once: a fault for each would take longer than the copy itself.
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -68,12 +68,12 @@ class StagingBuffer:
             self.fd = -1
 
 
-def _refuse_beyond_limit(new_bytes: int) -> None:
-    """Refuse to take more memory than a control group allows: the kernel would kill the training.
+def _refuse_beyond_room(new_bytes: int) -> None:
+    """Refuse to take more memory than there is: the kernel would kill the training, or others.
 
     Raises:
         MemoryError: It is more.
     """
     room_bytes = memory_room_bytes()
     if room_bytes is not None and new_bytes > room_bytes:
-        raise MemoryError(f"the control group has room for {room_bytes:,} bytes")
+        raise MemoryError(f"there is room for {room_bytes:,} bytes")
