@@ -140,9 +140,7 @@ def _try() -> _Trial:
         checked = run([*_command(), _CHECK])
     except (OSError, subprocess.SubprocessError) as error:
         return _Trial(FAILED, _last_line(str(error).encode("utf-8", "replace")))
-    # An earlier version does not know the option, and says so.
-    is_unknown = checked.returncode == USAGE and _CHECK.encode() in checked.stderr
-    return _Trial(DONE if is_unknown else checked.returncode, _last_line(checked.stderr))
+    return _Trial(checked.returncode, _last_line(checked.stderr))
 
 
 def _last_line(stderr: bytes) -> str:

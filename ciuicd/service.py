@@ -243,6 +243,7 @@ class Service:
             self._notifier,
             self._is_cancelled,
             self._watchdog.note_progress,
+            somebody_waits=lambda: self._inbox.has_waiting,
             is_ending=lambda: self.is_stopping,
             store_id=store_id,
             apart=serves,

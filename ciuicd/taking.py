@@ -63,6 +63,7 @@ class SnapshotTaker:
         clock: Tells the time.
         notifier: Receives the beginning of each snapshot.
         cancelled: Called often while a snapshot is taken; True cancels it.
+        somebody_waits: Whether a request waits for the end of a snapshot of the schedule.
         note_progress: Called often as long as a snapshot makes progress.
         is_ending: Whether the daemon ends, which never waits for long.
         store_id: The store to take snapshots into; one with another ID is refused.
@@ -81,6 +82,7 @@ class SnapshotTaker:
         cancelled: Callable[[], bool],
         note_progress: Callable[[], None],
         *,
+        somebody_waits: Callable[[], bool],
         is_ending: Callable[[], bool],
         store_id: str,
         apart: bool,
@@ -88,6 +90,7 @@ class SnapshotTaker:
         self._clock = clock
         self._notifier = notifier
         self._cancelled = cancelled
+        self._somebody_waits = somebody_waits
         self._is_ending = is_ending
         self._note_progress = note_progress
         self._store_id = store_id
@@ -129,6 +132,7 @@ class SnapshotTaker:
 
         def take(
             cancelled: Callable[[], bool],
+            must_hurry: Callable[[], bool],
             progress: Progress,
             note: Callable[[HookState], None] = lambda _state: None,
         ) -> TakeReport:
@@ -143,7 +147,7 @@ class SnapshotTaker:
                 progress=progress,
                 pacer=pacer,
                 note=note,
-                idling=Idling(self._clock, longest_s) if gives_way else None,
+                idling=Idling(self._clock, longest_s, must_hurry) if gives_way else None,
             )
 
         # Hooks have time limits.
@@ -151,7 +155,7 @@ class SnapshotTaker:
             if self._apart and not is_url(settings.snapshot_dir):
                 report = self._take_apart(take, job, request, hooks)
             else:
-                report = take(self._is_cancelled_here, job)
+                report = take(self._is_cancelled_here, self._must_hurry, job)
         self.last_report = report
         self.last_error = None
         name = f"{settings.schedule}: " if job.names_schedule else ""
@@ -184,7 +188,7 @@ class SnapshotTaker:
 
         def work(child: Child) -> TakeReport:
             told = _Told(job, child, self._clock, hooks.timeout_s)
-            return take(child.is_cancelled, told, told.note_hooks)
+            return take(child.is_cancelled, child.must_hurry, told, told.note_hooks)
 
         def told(document: Document) -> None:
             if (state := document.get(_HOOKS)) is not None:
@@ -198,6 +202,7 @@ class SnapshotTaker:
                 clock=self._clock,
                 is_cancelled=self._is_cancelled,
                 is_ending=is_ending,
+                must_hurry=self._must_hurry,
                 note_progress=self._note_progress,
                 told=told,
             )
@@ -258,6 +263,12 @@ class SnapshotTaker:
         if must_stop:
             self._share.set_back()
         return must_stop
+
+    def _must_hurry(self) -> bool:
+        must_hurry = self._somebody_waits()
+        if must_hurry:
+            self._share.set_back()
+        return must_hurry
 
     @contextlib.contextmanager
     def _opened(

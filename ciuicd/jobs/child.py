@@ -31,7 +31,18 @@ from ciuic.errors import CiuicError, ResourceError, StoreError
 from ciuic.system.clock import Clock
 from ciuicd.jobs.forking import fork
 from ciuicd.jobs.pipe import ReadEnd, WriteEnd
-from ciuicd.jobs.watching import BEAT, DONE, END, FAILED, LOGGED, NEEDS, STOP, TOLD, Watched
+from ciuicd.jobs.watching import (
+    BEAT,
+    DONE,
+    END,
+    FAILED,
+    HURRY,
+    LOGGED,
+    NEEDS,
+    STOP,
+    TOLD,
+    Watched,
+)
 from ciuicd.logs.forwarding import forward_log
 
 __all__ = ["Child", "in_child"]
@@ -57,6 +68,10 @@ class Child:
         """Return whether the parent ends, and show it that the work goes on."""
         return self._looks_at(END)
 
+    def must_hurry(self) -> bool:
+        """Return whether somebody waits for the end of the work."""
+        return bool(self._shared[HURRY])
+
     def _looks_at(self, place: int) -> bool:
         # Two threads may count one call: the parent only looks for changes.
         self._shared[BEAT] = (self._shared[BEAT] + 1) % 256
@@ -81,6 +96,7 @@ def in_child(
     is_cancelled: Callable[[], bool],
     note_progress: Callable[[], None] = lambda: None,
     is_ending: Callable[[], bool] = lambda: False,
+    must_hurry: Callable[[], bool] = lambda: False,
     told: Callable[[Document], None] = lambda _document: None,
     counts_processor_time: bool = False,
 ) -> Result:
@@ -92,6 +108,7 @@ def in_child(
         is_cancelled: Asked about twenty times a second: whether the work should end.
         note_progress: Called about as often, as long as the work asks whether it should end.
         is_ending: Asked as often: whether this process ends. Soon after, the child is killed.
+        must_hurry: Asked as often: whether somebody waits for the end of the work.
         told: Receives each document that the work tells.
         counts_processor_time: Work that computes makes progress, even if it asks nothing.
 
@@ -128,6 +145,7 @@ def in_child(
         watched.outcome(
             is_cancelled=is_cancelled,
             is_ending=is_ending,
+            must_hurry=must_hurry,
             note_progress=note_progress,
             told=told,
         ),

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import threading
 
 from ciuic.errors import CiuicError
 from ciuic.model import EMERGENCY_TAG
@@ -21,6 +22,8 @@ class Inbox:
         # None only wakes the main thread.
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._urgent: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting_count = 0
 
     def put(self, job: Job) -> None:
         """Add a request. The snapshot of a training that failed goes before all others."""
@@ -28,6 +31,7 @@ class Inbox:
             self._urgent.put(job)
             self.wake()
         else:
+            self._count(1)
             self._jobs.put(job)
 
     def wake(self) -> None:
@@ -44,6 +48,11 @@ class Inbox:
         """A request waits that goes before all others."""
         return not self._urgent.empty()
 
+    @property
+    def has_waiting(self) -> bool:
+        """A request waits that is not urgent."""
+        return self._waiting_count > 0
+
     def urgent(self) -> Job | None:
         """Take out a request that goes before all others; None if there is none."""
         with contextlib.suppress(queue.Empty):
@@ -52,18 +61,27 @@ class Inbox:
 
     def waiting(self) -> Job | None:
         """Take out the request that has waited longest, but no urgent one; None without one."""
+        job = None
         with contextlib.suppress(queue.Empty):
             while (job := self._jobs.get_nowait()) is None:
                 pass
-            return job
-        return None
+        return self._taken(job)
 
     def wait(self, timeout_s: float) -> Job | None:
         """Wait for a request that is not urgent; None after ``wake``, or when the time is over."""
-        try:
-            return self._jobs.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+        job = None
+        with contextlib.suppress(queue.Empty):
+            job = self._jobs.get(timeout=timeout_s)
+        return self._taken(job)
+
+    def _taken(self, job: Job | None) -> Job | None:
+        if job is not None:
+            self._count(-1)
+        return job
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._waiting_count += more
 
     def refuse_all(self, error: CiuicError) -> None:
         """End every request that waits with an error."""

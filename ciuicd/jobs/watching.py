@@ -28,6 +28,7 @@ __all__ = [
     "END",
     "ENDS_WITHIN_S",
     "FAILED",
+    "HURRY",
     "LOGGED",
     "NEEDS",
     "STOP",
@@ -47,6 +48,7 @@ TOLD: Final = "told"
 STOP: Final = 0
 END: Final = 1
 BEAT: Final = 2
+HURRY: Final = 3
 
 ENDS_WITHIN_S: Final = 45.0
 """How long the work may take to stop after the daemon was asked to end."""
@@ -97,6 +99,7 @@ class Watched:
         *,
         is_cancelled: Callable[[], bool],
         is_ending: Callable[[], bool],
+        must_hurry: Callable[[], bool],
         note_progress: Callable[[], None],
         told: Callable[[Document], None],
     ) -> object:
@@ -108,6 +111,7 @@ class Watched:
                 if self._has_progressed():
                     note_progress()
                 self._shared[STOP] |= is_cancelled()
+                self._shared[HURRY] |= must_hurry()
                 self._end_in_time(is_ending=is_ending())
             for kind, value in self._answers.rest():
                 self._take(kind, value, told)

@@ -1,5 +1,6 @@
 """A real ciuicd whose snapshots run only while no other program wants the processors."""
 
+import contextlib
 import os
 import resource
 import shutil
@@ -38,21 +39,24 @@ def committed(machine: Machine) -> int:
     return len(os.listdir(there)) if there.exists() else 0
 
 
+def policies_now(daemon: Daemon) -> set[str]:
+    """Return how the threads of a child of the daemon are scheduled; empty: there is none."""
+    for child in psutil.Process(daemon.process.pid).children():
+        with contextlib.suppress(OSError):
+            names = os.listdir(f"/proc/{child.pid}/task")
+            return {NAMES[os.sched_getscheduler(int(name))] for name in names}
+    return set()
+
+
 def policies_until_taken(machine: Machine, daemon: Daemon, count: int = 1) -> list[str]:
     """Return how the threads of a snapshot were scheduled, one after another, until its commit."""
     found: list[str] = []
-    process = psutil.Process(daemon.process.pid)
 
     def look() -> bool:
         is_taken = daemon.log().count("snapshot cs-") >= count
-        for child in process.children():
-            try:
-                names = os.listdir(f"/proc/{child.pid}/task")
-                now = {NAMES[os.sched_getscheduler(int(name))] for name in names}
-            except OSError:
-                continue
-            if len(now) == 1 and committed(machine) < count:
-                found.extend(now - set(found[-1:]))
+        now = policies_now(daemon)
+        if len(now) == 1 and committed(machine) < count:
+            found.extend(now - set(found[-1:]))
         return is_taken
 
     wait_until("the snapshot is taken", look)
@@ -74,6 +78,21 @@ def test_a_scheduled_snapshot_gives_way_and_one_that_a_user_asks_for_does_not(
     assert asking.returncode == 0
     assert daemon.stop() == 0
     assert "Traceback" not in daemon.log()
+
+
+@can_leave_idle
+def test_a_scheduled_snapshot_gives_way_until_a_user_waits_behind_it(slow: Machine) -> None:
+    daemon = slow.launch(wrapper=SLOW_DISK)
+    wait_until("it gives way", lambda: "idle" in policies_now(daemon))
+    with subprocess.Popen(
+        [*CIUIC, "--config", slow.config, "snapshot"],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+    ) as asking:
+        wait_until("it does no longer", lambda: policies_now(daemon) == {"normal"})
+        assert committed(slow) == 0
+    assert asking.returncode == 0
+    assert daemon.stop() == 0
 
 
 @can_leave_idle

@@ -311,6 +311,7 @@ def test_no_snapshot_is_taken_into_a_store_that_is_mounted_just_before_it_is_ope
             Notifier({}),
             lambda: False,
             lambda: None,
+            somebody_waits=lambda: False,
             is_ending=lambda: False,
             store_id=store_id,
             apart=False,

@@ -24,6 +24,18 @@ def test_jobs_are_taken_in_their_order(inbox: Inbox) -> None:
     assert [inbox.waiting(), inbox.waiting(), inbox.waiting()] == [first, second, None]
 
 
+def test_a_wake_up_is_no_request_that_waits(inbox: Inbox) -> None:
+    inbox.wake()
+    inbox.put(Job(tags=(EMERGENCY_TAG,)))
+    assert not inbox.has_waiting
+    inbox.put(Job())
+    inbox.put(Job())
+    assert inbox.waiting() is not None
+    assert inbox.has_waiting
+    assert inbox.wait(1.0) is not None
+    assert not inbox.has_waiting
+
+
 def test_an_emergency_job_is_separate_and_wakes_the_main_thread(inbox: Inbox) -> None:
     ordinary, emergency = Job(), Job(tags=(EMERGENCY_TAG,))
     inbox.put(ordinary)

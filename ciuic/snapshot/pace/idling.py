@@ -2,8 +2,8 @@
 
 At SCHED_IDLE, a thread of a training that wakes up takes the processor at once. At nice 19, it
 waits until the snapshot's thread has used its slice. A busy machine may leave an idle thread next
-to nothing. So after some time, and as soon as the snapshot is to stop, its threads get back the
-priority that they had before.
+to nothing. So after some time, and as soon as the snapshot is to stop or somebody waits for its
+end, its threads get back the priority that they had before.
 """
 
 import threading
@@ -30,11 +30,15 @@ class Idling:
     Args:
         clock: Tells the time.
         longest_s: For how long.
+        must_hurry: Whether somebody waits for the end of the snapshot; asked often.
     """
 
-    def __init__(self, clock: Clock, longest_s: float) -> None:
+    def __init__(
+        self, clock: Clock, longest_s: float, must_hurry: Callable[[], bool] = lambda: False
+    ) -> None:
         self._clock = clock
         self._longest_s = longest_s
+        self._must_hurry = must_hurry
         self._lock = threading.Lock()
         self._until_s: float | None = None
 
@@ -48,16 +52,18 @@ class Idling:
         self._end()
 
     def watching(self, cancelled: Callable[[], bool]) -> Callable[[], bool]:
-        """Return ``cancelled``; each call of it also looks whether the time is over."""
+        """Return ``cancelled``; each call of it also looks whether to give way any longer."""
 
         def is_cancelled() -> bool:
             must_stop = cancelled()
-            until_s = self._until_s
-            if until_s is not None and (must_stop or self._clock.monotonic_s() >= until_s):
+            if self._until_s is not None and (must_stop or self._is_over(self._until_s)):
                 self._end()
             return must_stop
 
         return is_cancelled
+
+    def _is_over(self, until_s: float) -> bool:
+        return self._clock.monotonic_s() >= until_s or self._must_hurry()
 
     def _end(self) -> None:
         with self._lock:
