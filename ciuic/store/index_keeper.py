@@ -25,7 +25,7 @@ from ciuic.store.directory.locks import WriteLocks
 from ciuic.store.directory.ownership import has_safe_catalog, is_foreign
 from ciuic.store.directory.reserve import with_reserve
 from ciuic.store.format.pack import PackedFrame
-from ciuic.store.index.chunk_index import ChunkIndex, index_in_memory
+from ciuic.store.index.chunk_index import ChunkIndex, private_index
 from ciuic.store.index.database import IN_MEMORY, ON_SCRATCH, IndexDamagedError
 from ciuic.store.place.packs import Packs, footer_of, walked_frames
 from ciuic.store.records import layout
@@ -120,8 +120,7 @@ class IndexKeeper:
         except StoreFullError:
             if self._index is not None:
                 self._index.close()
-            old = self._path if self._is_safe else ""
-            self._index = index_in_memory(old if nofollow.exists(old) else "")
+            self._index = self._private(IN_MEMORY)
             self._reconcile(self._index)  # the next writer finds what changes now from the packs
 
     def totals(self) -> tuple[int, int, int]:
@@ -276,11 +275,11 @@ class IndexKeeper:
             index.rollback()  # nothing has changed, so there is nothing to make durable
             return
         changed = [pack_id for pack_id, size in recorded.items() if present.get(pack_id) != size]
-        if changed and self._is_beside_others:
+        if changed and self._is_shared(index):
             # The other machine's prune does not hinder the process of this machine that is adding:
             # a large index takes longer to rebuild than that process waits for its turn.
             index.close()
-            self._index = ChunkIndex(ON_SCRATCH, write=True)
+            self._index = self._private(ON_SCRATCH)
             self._reconcile(self._index)
             return
         # In a bucket, other machines prune, and what they delete stays shut.
@@ -302,14 +301,18 @@ class IndexKeeper:
             index.note_lost(cut - index.places(list(cut)).keys())
         index.commit()
 
-    @property
-    def _is_beside_others(self) -> bool:
+    def _private(self, place: str) -> ChunkIndex:
+        """Return a private index. It knows, as this machine's does, which chunks are damaged."""
+        is_there = self._is_safe and nofollow.exists(self._path)
+        return private_index(place, self._path if is_there else "")
+
+    def _is_shared(self, index: ChunkIndex) -> bool:
         """Other processes add by this index, while other machines may remove packs."""
-        return self._others_remove and not self.is_alone
+        return self._others_remove and not self.is_alone and not index.is_private
 
     def _begin_and_list(self, index: ChunkIndex) -> tuple[dict[PackId, int], dict[PackId, int]]:
         """Begin a transaction; returns the packs that are there, and those that are recorded."""
-        if not self._is_beside_others:
+        if not self._is_shared(index):
             # Before the packs are listed: a pack that another process records later must not be
             # missing in that listing.
             index.begin()
@@ -318,10 +321,18 @@ class IndexKeeper:
         # meanwhile, which is there, is added to the listing.
         before = index.packs()
         present = self._packs.sizes()
+        if before.items() <= present.items():  # else a private index is filled
+            self._fetch_lists(present.keys() - before.keys())
         index.begin()
         recorded = index.packs()
         present |= {one: size for one, size in recorded.items() if one not in before}
         return present, recorded
+
+    def _fetch_lists(self, pack_ids: Collection[PackId]) -> None:
+        """Read what packs list, so that a server is not waited for when they are recorded."""
+        for pack_id in pack_ids:
+            with contextlib.suppress(CorruptionError, UnknownFormatError):
+                self._frames_of(pack_id, repair=False)
 
     def _filled(self, place: str, packs: dict[PackId, int]) -> ChunkIndex:
         index = ChunkIndex(place, write=True)

@@ -14,6 +14,7 @@ from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.adding import adding as adding_chunks
 from ciuic.store.adding import new_writer
+from ciuic.store.index import database
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA, chunk_id_of
 from tests.kit.buckets import FolderMachine, write
@@ -134,3 +135,56 @@ def test_packs_that_another_machine_has_removed_leave_the_index_of_a_process_tha
     assert {small, large} < machine.ids()
     assert machine.verify().ok
     assert_index_is_current(machine)
+
+
+def test_an_index_beside_others_knows_the_chunks_that_a_scrub_has_found_damaged(machine, tmp_path):
+    with machine.opened_at(machine.place()) as store:
+        for _ in range(2):
+            with adding_chunks(store, parity=0) as writer:
+                chunk = new_chunk(writer)
+        (damaged,) = {place.pack_id for place in store.index.places([chunk]).values()}
+        others = store.pack_files().keys() - {damaged}
+        store.index.drop_chunks([chunk])
+        store.index.put_check(damaged, machine.clock.now_ns(), 1, "damaged")
+        store.index.commit()
+    with machine.opened_at(machine.place(), only_adds=True) as first:
+        (tmp_path / "bucket" / layout.PACKS / layout.pack_name(min(others))).unlink()
+        with beside(machine) as second:
+            assert second.index.packs().keys() != first.index.packs().keys()
+            assert second.index.lost_chunks() == {chunk}
+            assert second.index.usable([chunk]) == set()
+
+
+def test_a_process_that_records_packs_of_another_machine_lets_others_record_meanwhile(
+    machine, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(database, "_BUSY_MS", 200)
+    away = FolderMachine(tmp_path / "bucket", tmp_path / "cache of another")
+    reads = []
+
+    class Late:
+        """The server answers each read late."""
+
+        def __init__(self, place):
+            self._place = place
+
+        def __getattr__(self, name):
+            found = getattr(self._place, name)
+
+            def late(key, *rest):
+                if key.startswith((layout.PACKS, layout.SEGMENTS)):
+                    new_chunk(writer)
+                    writer.finish()
+                    reads.append(key)
+                return found(key, *rest)
+
+            return late if name in {"get", "get_ranges"} else found
+
+    with machine.opened_at(machine.place(), only_adds=True) as first:
+        writer = new_writer(first)
+        with away.opened_at(away.place()) as store, adding_chunks(store, parity=0) as adds:
+            chunk = new_chunk(adds)
+        with beside(machine, Late(machine.place())) as second:
+            assert reads
+            assert second.index.usable([chunk]) == {chunk}
+            assert second.index.packs() == second.pack_files()

@@ -14,13 +14,13 @@ from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
 from ciuic.store.format.delta_graph import count_deltas
 from ciuic.store.format.pack import PackedFrame
-from ciuic.store.index.database import IN_MEMORY, IndexDamagedError
+from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index.places import ChunkPlace, Emptied, Row, rows_of
 from ciuic.store.index.records import Records
 from ciuic.store.records.kinds import CHAIN_MAX
 from ciuic.system.hashing import ID_BYTES
 
-__all__ = ["ChunkIndex", "index_in_memory"]
+__all__ = ["ChunkIndex", "private_index"]
 
 _INSERT_CHUNK: Final = (
     "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
@@ -449,13 +449,14 @@ class ChunkIndex(Records):
         return IndexDamagedError(f"the chunk index {self._path} has an impossible chunk")
 
 
-def index_in_memory(path: str) -> ChunkIndex:
+def private_index(place: str, path: str) -> ChunkIndex:
     """Return a private chunk index without packs, with the records of the index at ``path``.
 
     Args:
+        place: ``ON_SCRATCH`` or ``IN_MEMORY``.
         path: The other index; empty if there is none.
     """
-    index = ChunkIndex(IN_MEMORY, write=True)
+    index = ChunkIndex(place, write=True)
     if path:
         with contextlib.suppress(StoreError):
             index.adopt(path)

@@ -31,6 +31,7 @@ ON_SCRATCH: Final = ""
 """A private database, which SQLite moves to a temporary file if it outgrows the cache."""
 IN_MEMORY: Final = ":memory:"
 """A private database that needs no disk space."""
+_PRIVATE: Final = frozenset({ON_SCRATCH, IN_MEMORY})
 
 SCHEMA_VERSION: Final = 5
 SCHEMA_VERSIONS: Final = (4, SCHEMA_VERSION)
@@ -108,6 +109,11 @@ class Database:
                 self._db.close()
                 raise
 
+    @property
+    def is_private(self) -> bool:
+        """No other process can open it."""
+        return self._path in _PRIVATE
+
     def close(self) -> None:
         """Close the database; uncommitted changes are lost."""
         self._db.close()
@@ -175,7 +181,7 @@ class Database:
 
 def _connect(path: str, *, write: bool) -> sqlite3.Connection:
     """Open the database file; with ``write``, create it if it is missing."""
-    is_private = path in {ON_SCRATCH, IN_MEMORY}
+    is_private = path in _PRIVATE
     if write and not is_private:
         # SQLite would create the file with the mode that the umask gives.
         with store_faults("open", path):
