@@ -6,6 +6,7 @@ newest older snapshot that can list them. What is below a name that the newer on
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from ciuic.catalog import damaged_before, list_snapshots
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UnknownFormatError
@@ -33,6 +34,7 @@ from ciuic.view.locator import Locator, Nodes
 
 __all__ = ["Fallback", "locate_in_older"]
 
+_UNLISTED: Final = frozenset({UNREADABLE, SKIPPED})
 _Wanted = Mapping[bytes, PathWarning | None]
 """Paths to look for in other snapshots, and why; None: the file was being written."""
 
@@ -44,8 +46,8 @@ class Fallback:
         self._run = run
         self._targets = {target.path: target for target in targets}
         self._wanted: _Wanted = {}
-        self._own: dict[bytes, Entry] = {}
-        """What each path is in the snapshot itself, as far as its directory can be read."""
+        self._newest: dict[bytes, Entry] = {}
+        """What each path is in the newest snapshot that lists it, if that could not restore it."""
         self._listed: dict[bytes, list[Lookup]] = {}
         """Of each directory: the lists of it that newer snapshots have, and that are damaged."""
         self._node = Nodes(run.store).get
@@ -73,8 +75,7 @@ class Fallback:
         for path in sorted(self._wanted, key=_names):
             entry = _find(locator, path)
             if entry is not None:
-                self._own[path] = entry
-                self._note_listed(path, entry)
+                self._note_entry(path, entry)
 
     def _search(self) -> None:
         if self._wanted:
@@ -120,19 +121,23 @@ class Fallback:
             if path not in failed:
                 self._note_source(path, entry, wanted[path], summary)
             elif path in lost:
-                self._note_listed(path, entry)
+                self._note_entry(path, entry)
         # A directory was restored, but a path inside it was not.
         inner = {path: lost[path] for path in lost.keys() - tried.keys()}
         locator = Locator(self._run.store, manifest)
         for path in sorted(inner, key=_names):
             found = _find(locator, path)
             if found is not None:
-                self._note_listed(path, found)
+                self._note_entry(path, found)
         left = {path: wanted[path] for path in wanted if path not in tried or path in lost}
         return {**inner, **left}
 
-    def _note_listed(self, path: bytes, entry: Entry) -> None:
-        """Note what a newer snapshot lists of a directory: older ones give only other names."""
+    def _note_entry(self, path: bytes, entry: Entry) -> None:
+        """Note what a newer snapshot says of a path, and lists of a directory.
+
+        Older ones give only other names, and nothing to a path of another type.
+        """
+        self._newest.setdefault(path, entry)
         if entry.is_directory and entry.content:
             lookup = Lookup(self._node, ChunkId(entry.content), entry.level)
             self._listed.setdefault(path, []).append(lookup)
@@ -153,7 +158,7 @@ class Fallback:
         when = local_time_text(summary.taken_ns)
         what = f"{why} in {own.id}: taken from {summary.id} of {when}"
         if entry.is_directory:
-            part = "a part of it is " if path in self._own and self._own[path].level else ""
+            part = "a part of it is " if path in self._newest and self._newest[path].level else ""
             what = f"{part}{what}, without what is only in {own.id}"
         self._run.report.notes.append(PathWarning(path, what))
 
@@ -176,10 +181,10 @@ class Fallback:
                 entry = _find(locator, path)
                 if entry is None or (entry.state == BEING_WRITTEN and whole_only):
                     continue
-                own = self._own.get(path)
-                if own is not None and own.file_type != entry.file_type:
+                newest = self._newest.get(path)
+                if newest is not None and newest.file_type != entry.file_type:
                     continue  # a directory is not a version of a file
-                if own is not None and own.is_directory and _tree(own) == _tree(entry):
+                if newest is not None and _has_tree_of(entry, newest):
                     continue  # this snapshot cannot list more of it
                 tried[path] = entry
                 for outer in _holders(path, self._targets):
@@ -200,9 +205,9 @@ class Fallback:
             located: The path, and its entry in the placer's snapshot.
         """
         path, entry = located
-        own = self._own.get(path)
-        if own is not None and own.is_directory and own.state not in {UNREADABLE, SKIPPED}:
-            entry = own.with_content(entry.content, entry.level)
+        newest = self._newest.get(path)
+        if newest is not None and newest.is_directory and newest.state not in _UNLISTED:
+            entry = newest.with_content(entry.content, entry.level)
         inside = path[len(outer.path) :].lstrip(b"/")
         place = os.path.join(outer.place, inside) if inside else outer.place
         target = Target(path, entry, *os.path.split(place))
@@ -274,8 +279,10 @@ def _manifest(store: Store, summary: SnapshotSummary) -> Manifest | None:
         return None  # a StoreError passes through, and ends the restore
 
 
-def _tree(entry: Entry) -> tuple[bytes, int]:
-    return entry.content, entry.level
+def _has_tree_of(entry: Entry, other: Entry) -> bool:
+    """Return whether a directory has the tree of another one, which was not empty."""
+    tree = other.content, other.level
+    return other.is_directory and bool(other.content) and (entry.content, entry.level) == tree
 
 
 def _knows(lookup: Lookup, name: bytes) -> bool:

@@ -206,3 +206,36 @@ def test_a_path_that_no_snapshot_can_find_is_refused_before_anything_changes(
         box.restore(to=tmp_path / "out", fallback=True)
 
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("was_file", [False, True])
+def test_an_older_snapshot_that_lists_a_directory_says_what_it_is(
+    box: Box, tmp_path: Path, lost: set[bytes], was_file: bool
+) -> None:
+    """The newest cannot list the root, and the one before it not the directory in it."""
+    directory = box.source / "d"
+    if was_file:
+        directory.write_bytes(b"a file, once")
+    else:
+        directory.mkdir(0o700)
+        (directory / "file").write_bytes(b"oldest")
+    box.take()
+    if was_file:
+        directory.unlink()
+        directory.mkdir()
+    directory.chmod(0o750)
+    (directory / "file").write_bytes(b"older")
+    older = box.take().id
+    (box.source / "more").write_bytes(b"more")
+    newest = box.take().id
+    lost.add(entry_of(box, directory, older).content)
+    with open_store(str(box.store)) as store:
+        lost.add(store.manifest(newest).roots[0].tree)
+
+    report = box.restore(to=tmp_path / "out", fallback=True)
+
+    restored = tmp_path / "out" / "source" / "d"
+    assert restored.is_dir()
+    assert restored.stat().st_mode & 0o777 == 0o750
+    assert [failure.path for failure in report.failed] == [os.fsencode(directory)] * was_file
+    assert contents(restored) == ({} if was_file else {"file": b"oldest"})
