@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +18,7 @@ from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.errors import ConfigError, StoreError
 from ciuic.system.clock import cpu_time_ns
 from tests.kit.daemon import REPOSITORY, Machine, wait_until
+from tests.kit.notified import notified
 from tests.kit.program import ciuic
 
 LOOKS = 30
@@ -161,9 +161,7 @@ def test_a_daemon_becomes_the_new_program_and_goes_on(
 def test_a_service_manager_is_told_of_a_reload_and_keeps_the_process(
     installed: Installed, tmp_path: Path
 ) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(60)
+    with notified(tmp_path / "notify") as told:
         process = installed.start(NOTIFY_SOCKET=str(tmp_path / "notify"))
         installed.wait_for_log("no warnings")
         # Quickly: a daemon that has just looked waits for 20 seconds, or for a request.
@@ -183,9 +181,7 @@ def test_a_service_manager_is_told_of_a_reload_and_keeps_the_process(
         wait_until("it serves again", lambda: installed.version() is not None)
         process.terminate()
         assert process.wait(60) == 0
-        said = [manager.recv(1000).partition(b"\n")[0]]
-        while said[-1] != b"STOPPING=1":
-            said.append(manager.recv(1000).partition(b"\n")[0])
+    said = [message.partition(b"\n")[0] for message in told]
     states = [one for one in said if not one.startswith((b"STATUS", b"WATCHDOG"))]
     assert states == [b"READY=1", b"RELOADING=1", b"READY=1", b"STOPPING=1"]
     assert len(installed.machine.snapshots()) == 1
@@ -288,8 +284,7 @@ def test_a_program_that_does_not_start_is_shown_and_said_once(
 ) -> None:
     machine = installed.machine
     alerts = Alerts(machine)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(tmp_path / "notify"))
+    with notified(tmp_path / "notify") as told:
         process = installed.start(NOTIFY_SOCKET=str(tmp_path / "notify"))
         installed.wait_for_log("no warnings")
         assert alerts.look() == []
@@ -321,11 +316,6 @@ def test_a_program_that_does_not_start_is_shown_and_said_once(
         assert request_status(str(machine.store))["state"] == "idle"
         assert installed.log.read_text().count(said) == 1
         assert alerts.look() == [*began, ("ended", "critical", "daemon")]
-        manager.setblocking(False)
-        told: list[bytes] = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                told.append(manager.recv(1000))
     later = told[told.index(f"STATUS=blocked: {said} {why}".encode()) :]
     assert any(one.startswith(b"STATUS=next ") for one in later)
 
