@@ -49,8 +49,8 @@ def _time_ns(context: click.Context, parameter: click.Parameter, value: str | No
     "since_ns",
     metavar="TIME",
     callback=_time_ns,
-    help="Look at files that changed at TIME or later.  [default: the time of the newest snapshot"
-    " that no failure caused]",
+    help="Look at files that changed at TIME or later, and at each file that is a PATH.  [default:"
+    " with PATHs, any time; else the time of the newest snapshot that no failure caused]",
 )
 @click.option(
     "--until",
@@ -106,7 +106,10 @@ def command(
                 hint="With --since TIME, broken files are moved aside.",
             )
         saved_ns = max(regular, default=0)
-        window = Window(saved_ns if since_ns is None else since_ns, until_ns, saved_ns)
+        early_ns = 0 if paths else saved_ns
+        window = Window(
+            early_ns if since_ns is None else since_ns, until_ns, saved_ns, are_named=bool(paths)
+        )
         report = recover(
             store,
             roots,
@@ -118,7 +121,7 @@ def command(
             planned=lambda found: _print_planned(found, err=as_json),
             cancelled=cancelled,
         )
-    _print_done(report, err=as_json)
+    _print_done(report, _period_text(window, is_default=since_ns is None), err=as_json)
     if as_json:
         print_json(report.as_json())
     sys.exit(FAILED if report.failed else TROUBLE if report.lost else DONE)
@@ -135,7 +138,16 @@ def _print_planned(found: BrokenFile, *, err: bool) -> None:
     print_pair("", text, 7, err=err)
 
 
-def _print_done(report: RecoveryReport, *, err: bool) -> None:
+def _period_text(window: Window, *, is_default: bool) -> str:
+    """Say which files were looked at; an empty text if all were."""
+    if not window.since_ns:
+        return ""
+    named = " or are named" if window.are_named else ""
+    further = "; --since TIME looks further back" if is_default else ""
+    return f" (those that changed since {local_time_text(window.since_ns)}{named}{further})"
+
+
+def _print_done(report: RecoveryReport, period: str, *, err: bool) -> None:
     def line(text: str) -> None:
         print_pair("", text, 0, err=err)
 
@@ -143,7 +155,7 @@ def _print_done(report: RecoveryReport, *, err: bool) -> None:
         line(f"{printable(path_text(warning.path))} is left alone: {printable(warning.what)}")
     for found in report.failed:
         line(f"{printable(path_text(found.path))} stays broken: {printable(found.failure)}")
-    checked = f"{format_files(report.checked)} looked at"
+    checked = f"{format_files(report.checked)} looked at{period}"
     if not report.broken:
         line(f"{checked}, none is broken")
     elif report.is_dry_run:

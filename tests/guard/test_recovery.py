@@ -171,6 +171,30 @@ def test_a_broken_file_that_no_snapshot_has_is_moved_aside(box: Box) -> None:
     assert aside(new, 2).read_bytes() == left
 
 
+def test_what_a_user_names_is_looked_at_whenever_it_changed(box: Box) -> None:
+    """The daemon took the broken file an hour ago: a newer snapshot does not make it whole."""
+    weights, state = box.source / "m.safetensors", box.source / "o.pt"
+    weights.write_bytes(model(b"a"))
+    state.write_bytes(torch_zip([b"x" * 300_000]))
+    first = take(box)
+    cut(weights)
+    data = bytearray(state.read_bytes())
+    data[len(data) // 2] ^= 1
+    state.write_bytes(data)
+    take(box)
+
+    done = box.ciuic("recover", "--dry-run")
+    assert "0 files looked at (those that changed since 20" in done.out
+    assert "; --since TIME looks further back), none is broken" in done.out
+    below = box.ciuic("recover", box.source, "--dry-run", "--json").document["broken"]
+    assert [(found["path"], found["from"]) for found in below] == [(str(weights), first)]
+    late = ("--since", "2999-01-01 00:00")
+    named = box.ciuic("recover", weights, state, *late, "--json")
+    assert [found["from"] for found in named.document["broken"]] == [first, first], named.err
+    assert weights.read_bytes() == model(b"a")
+    assert state.read_bytes() == torch_zip([b"x" * 300_000])
+
+
 def test_files_of_other_programs_and_of_other_times_stay(box: Box) -> None:
     """One is open for writing, one changed after the job had ended, one before it began."""
     names = ("early.pt", "late.pt", "open.pt", "mine.pt")

@@ -43,11 +43,14 @@ class Window:
         until_ns: The end. A file that changed later is another program's; None: no end.
         saved_ns: When the last snapshot before the failure was taken. Checksums of files that have
             not changed since then are not computed: they are as they were while the training ran.
+        are_named: A user named the paths. A file among them is looked at whenever it changed, with
+            its checksums: otherwise, a broken file would be called whole.
     """
 
     since_ns: int
     until_ns: int | None
     saved_ns: int
+    are_named: bool = False
 
 
 class Finder:
@@ -85,7 +88,7 @@ class Finder:
             with contextlib.suppress(OSError):
                 status = os.stat(root)
                 if stat.S_ISREG(status.st_mode):
-                    yield from self._file(root, status)
+                    yield from self._file(root, status, is_named=self._window.are_named)
                 elif stat.S_ISDIR(status.st_mode):
                     yield from self._walk(root)
 
@@ -109,15 +112,18 @@ class Finder:
     def _is_walked(self, path: bytes, status: os.stat_result) -> bool:
         return os.path.realpath(path) != self._store and not self._pseudo.holds(status)
 
-    def _file(self, path: bytes, status: os.stat_result) -> Iterator[BrokenFile]:
+    def _file(
+        self, path: bytes, status: os.stat_result, *, is_named: bool = False
+    ) -> Iterator[BrokenFile]:
         name = os.path.basename(path)
-        if status.st_ctime_ns < self._window.since_ns or _ASIDE.fullmatch(name):
+        is_early = status.st_ctime_ns < self._window.since_ns and not is_named
+        if is_early or _ASIDE.fullmatch(name):
             return
         with open(os.open(path, _OPEN), "rb", buffering=0) as file:
             fd = file.fileno()
             status = os.fstat(fd)
             self.checked += 1
-            what = self._fault(fd, status, name)
+            what = self._fault(fd, status, name, is_named=is_named)
             if not what:
                 return
             until_ns = self._window.until_ns
@@ -126,11 +132,11 @@ class Finder:
                 return
         yield BrokenFile(path, what, identity_of(status))
 
-    def _fault(self, fd: int, status: os.stat_result, name: bytes) -> str:
+    def _fault(self, fd: int, status: os.stat_result, name: bytes, *, is_named: bool) -> str:
         def read(offset_bytes: int, length_bytes: int) -> bytes:
             return os.pread(fd, length_bytes, offset_bytes)
 
         what = fault(read, status.st_size, name)
-        if not what and status.st_ctime_ns >= self._window.saved_ns:
+        if not what and (is_named or status.st_ctime_ns >= self._window.saved_ns):
             what = checksum_fault(read, status.st_size)
         return what
