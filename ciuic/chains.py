@@ -15,8 +15,8 @@ class SnapshotChain(NamedTuple):
 
     Attributes:
         length: 0 for a full snapshot.
-        is_known: The full snapshot is listed. If not, because a parent was forgotten or cannot be
-            read, the length is a lower bound.
+        is_known: The full snapshot and all between are listed. If not, because one was forgotten or
+            cannot be read, the length is a lower bound.
     """
 
     length: int

@@ -65,11 +65,11 @@ def command(
 
     KIND is base for a full snapshot and delta for an incremental one. CHAIN is the number of
     snapshots since the last full one: 0 is a full snapshot; 2+ means two or more, because the full
-    one was forgotten or cannot be read. SIZE is the total size of all files. NEW is the number of
-    bytes that the store did not have before. STORED is the number of bytes added to the store.
-    TROUBLE is the number of paths with a warning. FLUX is the number of files that a program was
-    writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ in them. A narrow
-    terminal gets fewer columns; a pipe and --json get all.
+    one, or one since then, was forgotten or cannot be read. SIZE is the total size of all files.
+    NEW is the number of bytes that the store did not have before. STORED is the number of bytes
+    added to the store. TROUBLE is the number of paths with a warning. FLUX is the number of files
+    that a program was writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ
+    in them. A narrow terminal gets fewer columns; a pipe and --json get all.
 
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record
     its size. STATE is whole, in flux, unreadable, left out or damaged, as far as ciuic knows

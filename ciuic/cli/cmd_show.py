@@ -161,7 +161,8 @@ def _chain_text(chain: SnapshotChain) -> str:
         return "none: this is a full snapshot"
     if chain.is_known:
         return f"{chain.length:,} after its full snapshot"
-    return f"{chain.length:,} or more after its full snapshot, which is no longer listed"
+    gone = "one between them, or the full one, is no longer listed"
+    return f"{chain.length:,} or more after its full snapshot: {gone}"
 
 
 def _root_text(root: Root) -> str:

@@ -283,3 +283,12 @@ def test_a_chain_whose_base_was_forgotten_is_not_called_a_base(taken: Place) -> 
     assert [line.split()[4] for line in rows] == ["0", "1+"]
     assert "chain     1 or more after its full snapshot" in taken.run_here("show", middle).out
     assert "chain     none: this is a full snapshot" in taken.run_here("show", newest).out
+
+
+def test_a_gap_in_a_chain_is_not_called_a_full_snapshot_that_is_gone(box: Box) -> None:
+    _, middle, newest = (box.take().id for _ in range(3))
+    assert box.ciuic("forget", middle).code == 0
+
+    told = " ".join(box.ciuic("show", newest).out.split())
+    said = "1 or more after its full snapshot: one between them, or the full one, is no longer"
+    assert f"chain {said} listed" in told
