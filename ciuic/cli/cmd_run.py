@@ -14,15 +14,18 @@ from ciuic.cli.after_failure import recover_files, take_emergency
 from ciuic.cli.alerting import Alerts
 from ciuic.cli.guarding import (
     JobEvents,
+    announce_logs,
     announce_snapshots,
     channels_of,
+    close_logs,
     environment,
+    log_paths,
     oom_text,
     rules_of,
     run_rule_command,
     say,
 )
-from ciuic.cli.options import absolute, given, rule_logs_option, size_bytes
+from ciuic.cli.options import given, rule_logs_option, size_bytes
 from ciuic.cli.session import Session
 from ciuic.errors import CiuicError, UsageError
 from ciuic.guard.job.cgroup import Cgroup, NoCgroup, create_cgroup
@@ -97,6 +100,7 @@ def command(
     fires, every process of the job stops: send SIGCONT to ciuic to let it go on.
     """
     name = job or os.path.basename(arguments[0]) or "job"
+    paths = log_paths(logs)
     rules = rules_of(session)
     limits = _limits(cpu_weight, cpus, memory_bytes, io_weight)
     clock = SystemClock()
@@ -105,7 +109,8 @@ def command(
     can_snapshot = announce_snapshots(session)
     become_subreaper()
     block_signals()
-    watched = JobLogs([absolute(log) for log in logs], rules if logs else (), clock)
+    watched = JobLogs(paths, rules if paths else (), clock)
+    announce_logs(watched)
     guarded = _GuardedJob(
         _Start(arguments, name, cgroup, clock),
         session,
@@ -117,7 +122,7 @@ def command(
     )
     while (ended := guarded.once()) is None:
         pass
-    watched.close()
+    close_logs(watched, name)
     guarded.finish()
     _exit_like(ended.code)
 

@@ -9,14 +9,17 @@ from ciuic.cli.after_failure import take_emergency
 from ciuic.cli.alerting import Alerts
 from ciuic.cli.guarding import (
     JobEvents,
+    announce_logs,
     announce_snapshots,
     channels_of,
+    close_logs,
+    log_paths,
     oom_text,
     rules_of,
     run_rule_command,
     say,
 )
-from ciuic.cli.options import absolute, given, rule_logs_option
+from ciuic.cli.options import given, rule_logs_option
 from ciuic.cli.session import Session
 from ciuic.documents import Document
 from ciuic.errors import DONE, FAILED, TROUBLE, UsageError
@@ -57,6 +60,7 @@ def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...
     1 if no snapshot was taken, and with 3 if one has warnings.
     """
     name = job or f"process {pid}"
+    paths = log_paths(logs)
     clock = SystemClock()
     alerts = Alerts(channels_of(session), name, clock)
     watched = Watched(pid)
@@ -68,7 +72,8 @@ def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...
     rules = rules_of(session)
     can_snapshot = announce_snapshots(session)
     block_signals()
-    read = JobLogs([absolute(log) for log in logs], rules if logs else (), clock)
+    read = JobLogs(paths, rules if paths else (), clock)
+    announce_logs(read)
     events = JobEvents(
         session,
         name,
@@ -79,7 +84,7 @@ def command(session: Session, *, pid: int, job: str | None, logs: tuple[str, ...
     )
     ended = guard(watched, read, Idleness(rules, clock), events, clock)
     alerts.idle()  # what the last lines say is told before anything that takes long
-    read.close()
+    close_logs(read, name)
     status = DONE
     if not ended.asked:
         step = "" if ended.last_step is None else f"; its last step was {ended.last_step}"

@@ -8,28 +8,34 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ciuic.cli.alerting import Alerts
+from ciuic.cli.options import absolute
+from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
-from ciuic.errors import CiuicError
+from ciuic.errors import CiuicError, UsageError
 from ciuic.guard.alerts.channels import Channel
 from ciuic.guard.job.guarding import Ended
+from ciuic.guard.job.logs import JobLogs
 from ciuic.guard.rules.language import Rule, default_rules
 from ciuic.guard.rules.watching import Finding
 from ciuic.ids import SnapshotId
-from ciuic.model import SUSPECT_TAG, complete_ones
+from ciuic.model import SUSPECT_TAG, complete_ones, path_text
 from ciuic.source.trainings import JOB_VARIABLE
 from ciuic.system.clock import Clock
 from ciuic.units import counted, format_duration
 
 __all__ = [
     "JobEvents",
+    "announce_logs",
     "announce_snapshots",
     "channels_of",
+    "close_logs",
     "environment",
+    "log_paths",
     "oom_text",
     "rules_of",
     "run_rule_command",
@@ -240,6 +246,39 @@ def rules_of(session: Session) -> tuple[Rule, ...]:
 def channels_of(session: Session) -> tuple[Channel, ...]:
     """Return where alerts go; nowhere without a configuration."""
     return () if session.config_path is None else session.settings().channels
+
+
+def log_paths(logs: Sequence[str]) -> list[bytes]:
+    """Return the absolute paths and patterns of the logs that a user names.
+
+    Raises:
+        UsageError: One is a directory, which no rule can watch.
+    """
+    paths = [absolute(log) for log in logs]
+    for path in paths:
+        if os.path.isdir(path):
+            raise UsageError(
+                f"the log {printable(path_text(path))} is a directory",
+                hint="Name a file, or a pattern in quotes that names several: 'DIR/*.jsonl'.",
+            )
+    return paths
+
+
+def announce_logs(logs: JobLogs) -> None:
+    """Say on stderr which logs are not there: the job creates them later, or a name is wrong."""
+    for path in logs.absent():
+        name = printable(path_text(path))
+        is_there = os.path.exists(path)
+        say(f"the log {name} cannot be read" if is_there else f"there is no log {name} yet")
+
+
+def close_logs(logs: JobLogs, job: str) -> None:
+    """Close the logs of a job that has ended, and say which were never there."""
+    for path in logs.absent():
+        name = printable(path_text(path))
+        why = "could not be read" if os.path.exists(path) else "never appeared"
+        say(f"warning: job {job}: the log {name} {why}, so no rule watched it")
+    logs.close()
 
 
 def announce_snapshots(session: Session) -> bool:

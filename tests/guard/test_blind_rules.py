@@ -1,6 +1,7 @@
 """A guard reports what keeps it from seeing: a wrong name, another kind of log, a missing field."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from ciuic.guard.job.logs import JobLogs
 from ciuic.guard.rules.language import Rule, parse_rule
 from tests.kit.clock import ManualClock
 from tests.kit.jobs import Run
+from tests.kit.program import ciuic
 
 RULES = (
     parse_rule("divergence", {"when": "loss rises more than 15% for 3 steps and gpu_util < 40"}),
@@ -99,3 +101,34 @@ def test_run_says_it_on_stderr_and_as_an_alert(tmp_path: Path) -> None:
         assert job.end() == 0
         assert "warning: job j: rule odd could not look at any of 150 steps" in job.err
     assert json.loads(heard.read_text())["severity"] == "warning"
+
+
+def test_each_log_that_is_not_there_is_named_at_the_start_and_at_the_end(tmp_path: Path) -> None:
+    here, later, brief, never = (tmp_path / name for name in ("a", "b", "c*", "trian*"))
+    here.touch()
+    logs = [word for log in (here, later, brief, never) for word in ("--log", log)]
+    with Run("run", "--job", "j", *logs, "--", "sh", "-c", f"touch {later} {tmp_path}/c1") as job:
+        assert job.end() == 0
+    named = [line for line in job.err.splitlines() if f"log {tmp_path}" in line]
+    assert [line.split(": ", 1)[1] for line in named] == [
+        f"there is no log {later} yet",
+        f"there is no log {brief} yet",
+        f"there is no log {never} yet",
+        f"warning: job j: the log {never} never appeared, so no rule watched it",
+    ]
+
+
+@pytest.mark.parametrize("words", [("run",), ("watch", "--pid", "1")])
+def test_a_directory_is_no_log(tmp_path: Path, words: tuple[str, ...]) -> None:
+    touch = () if words[0] == "watch" else ("--", "touch", tmp_path / "started")
+    done = ciuic(*words, "--log", tmp_path, *touch)
+    assert done.code == 2
+    assert "is a directory" in done.err
+    assert not (tmp_path / "started").exists()
+
+
+def test_watch_names_a_log_that_never_appears(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "1"]) as job:
+        done = ciuic("watch", "--pid", str(job.pid), "--job", "j", "--log", tmp_path / "trian")
+    assert f"there is no log {tmp_path / 'trian'} yet" in " ".join(done.err.split())
+    assert "trian never appeared, so no rule watched it" in " ".join(done.err.split())

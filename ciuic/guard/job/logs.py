@@ -41,6 +41,7 @@ class JobLogs:
         self._looked_ns = clock.now_ns()
         self._tails = {path: Tail(path, from_end=True) for path in log_files(patterns)}
         self._read_ns = dict.fromkeys(self._tails, self._looked_ns)
+        self._absent = list(dict.fromkeys(patterns))
         self._next_look_s = clock.monotonic_s() + _LOOK_S
         self._absent_s: float | None = clock.monotonic_s() + _ABSENT_S if patterns else None
         self._lines_due = _LINES
@@ -102,10 +103,22 @@ class JobLogs:
                 found.append(f"{what}, because none has all of its fields{lacks}")
         return found
 
+    def absent(self) -> list[bytes]:
+        """Return the patterns that have named no file so far."""
+        # Remembered, and asked at each look: a log may be removed again.
+        self._absent = [pattern for pattern in self._absent if not self._was_there(pattern)]
+        return self._absent
+
     def close(self) -> None:
         """Close the logs."""
         for tail in self._tails.values():
             tail.close()
+
+    def _was_there(self, pattern: bytes) -> bool:
+        tail = self._tails.get(pattern)
+        if tail is not None:
+            return tail.identity is not None
+        return any(os.path.isfile(path) for path in log_files([pattern]))
 
     def _look(self) -> None:
         looked_ns, self._looked_ns = self._looked_ns, self._clock.now_ns()
@@ -118,6 +131,7 @@ class JobLogs:
                     continue
                 self._tails[path] = tail
                 self._read_ns[path] = looked_ns
+        self.absent()
 
 
 def _added(tail: Tail, *, is_last: bool) -> Iterator[list[bytes]]:
