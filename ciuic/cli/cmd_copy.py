@@ -104,7 +104,7 @@ def command(
     checked: VerifyReport | None = None
     try:
         with interruptible() as cancelled, opened(session) as source:
-            _refuse_itself(source, path)
+            _refuse_place(session, source, path, init=init)
             request = CopyRequest(_named(session, source, ids), session.parity(), limit_bytes)
             _prepare(options, path, source, init=init, dry_run=dry_run)
             if dry_run:
@@ -142,6 +142,12 @@ def command(
     sys.exit(_code(report, checked))
 
 
+def _refuse_place(session: Session, source: Store, path: str, *, init: bool) -> None:
+    _refuse_itself(source, path)
+    if init:
+        _refuse_in_root(session, path)
+
+
 def _refuse_itself(source: Store, copy_path: str) -> None:
     """Refuse a copy that is the store itself, or a directory in it."""
     if is_url(copy_path):
@@ -159,6 +165,19 @@ def _refuse_itself(source: Store, copy_path: str) -> None:
             f"{copy_path} is the store itself, or a directory in it",
             hint="Name another directory with --to, best on another disk.",
         )
+
+
+def _refuse_in_root(session: Session, path: str) -> None:
+    """Refuse to create a copy that would become a part of the snapshots that it gets."""
+    from ciuic.config.load import why_fed
+
+    settings = session.store_settings()
+    # Without a configuration, the roots are not known: those of the defaults are everything.
+    is_known = bool(settings.path)
+    fed = why_fed(path, settings.schedules) if is_known and not is_url(path) else None
+    # A copy that is there already is not made: it may be the one that is restored from.
+    if fed is not None and _can_be_created(path):
+        raise UsageError(fed[0], hint=fed[1])
 
 
 def _named(session: Session, source: Store, ids: tuple[str, ...]) -> frozenset[SnapshotId]:

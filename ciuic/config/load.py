@@ -17,6 +17,7 @@ __all__ = [
     "load_settings",
     "read_store_owner",
     "read_store_path",
+    "why_fed",
 ]
 
 CONFIG_VARIABLE: Final = "CIUIC_CONFIG"
@@ -210,7 +211,8 @@ def _copies(
         if what is not None:
             raise wrong_line(path, line, what, hint="Name each copy once, best on another disk.")
         seen |= {copy.name, copy.address}
-        _refuse_in_root(copy.address, schedules, line, path)
+        if fed := why_fed(copy.address, schedules):
+            raise wrong_line(path, line, fed[0], hint=fed[1])
     return tuple(copy for copy, _ in found)
 
 
@@ -225,15 +227,17 @@ def _unfit(address: str, store: str) -> str | None:
     return None
 
 
-def _refuse_in_root(address: str, schedules: Sequence[Settings], line: int, path: str) -> None:
-    """Refuse a copy that would become a part of the snapshots that it gets."""
+def why_fed(address: str, schedules: Sequence[Settings]) -> tuple[str, str] | None:
+    """Return why a copy there would become a part of the snapshots that it gets, and a hint."""
     for one in schedules if address.startswith("/") else ():
         for root in one.snapshot_paths:
             is_inside = f"{address}/".startswith(f"{root.rstrip('/')}/")
             if is_inside and not _leaves_out(one, root, address):
-                what = f"the copy {address} is inside {root}, so snapshots would contain it"
-                hint = f"Add {address} to exclude_patterns, or put the copy elsewhere."
-                raise wrong_line(path, line, what, hint=hint)
+                return (
+                    f"the copy {address} is inside {root}, so snapshots would contain it",
+                    f"Add {address} to exclude_patterns, or put the copy elsewhere.",
+                )
+    return None
 
 
 def _leaves_out(settings: Settings, root: str, address: str) -> bool:

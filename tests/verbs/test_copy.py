@@ -272,6 +272,29 @@ def test_a_store_under_another_name_is_not_copied_to_itself(box: Box) -> None:
     assert outcome.code == 2, outcome
 
 
+def test_a_new_copy_in_a_root_is_refused_unless_a_pattern_excludes_it(box: Box) -> None:
+    write_some(box, 1)
+    box.take()
+    fed = box.source / "logs" / "cp"
+
+    for more in ((), ("--dry-run",)):
+        outcome = box.ciuic("copy", "--to", fed, "--init", *more)
+        assert outcome.code == 2, outcome
+        assert (
+            f"the copy {fed} is inside {box.source}, so snapshots would contain it" in outcome.err
+        )
+        assert f"Add {fed} to exclude_patterns" in outcome.err
+        assert not fed.parent.exists()
+
+    without = ciuic("--store", box.store, "copy", "--to", box.directory / "copy", "--init")
+    assert without.code == 0, "no configuration names roots"
+
+    box.configure(exclude="logs")
+    assert box.ciuic("copy", "--to", fed, "--init").code == 0
+    box.configure()
+    assert box.ciuic("copy", "--to", fed, "--init").code == 0, "it is there already"
+
+
 def test_a_place_without_a_store_is_one_sentence(box: Box) -> None:
     taken(box, 1)
     outcome = copy_to(box, code=1)
