@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import click
 
@@ -44,6 +45,11 @@ from ciuic.units import (
 )
 
 __all__ = ["command", "print_restored", "restore_exit_code"]
+
+_REMEDIES: Final = (
+    "--fallback takes damaged files from older snapshots\n"
+    "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it"
+)
 
 
 @click.command("restore", cls=ShortOptionsCommand)
@@ -176,7 +182,14 @@ def command(
     if as_json:
         print_json(report.as_json())
     else:
-        _print(session, store, chosen.id, report, [one.address for one in asked])
+        _print(
+            session,
+            store,
+            chosen.id,
+            report,
+            asked=[one.address for one in asked],
+            fallback=fallback,
+        )
     sys.exit(restore_exit_code(report))
 
 
@@ -212,14 +225,18 @@ def _print(
     store: Store,
     snapshot_id: SnapshotId,
     report: RestoreReport,
+    *,
     asked: Sequence[str],
+    fallback: bool,
 ) -> None:
-    """Print the outcome; after damage, name the copies that may have what is missing."""
+    """Print the outcome; after damage, say what helps, and which copies may have the files."""
     in_bucket = store.bucket is not None
     print_restored(snapshot_id, report, in_bucket=in_bucket)
     if report.damaged:
         if in_bucket:
             print_bucket_advice()
+        elif not fallback and len(report.failed) > len(report.unwritten):
+            click.echo(_REMEDIES, err=True)
         print_holders(session, store.path, [snapshot_id], except_for=asked)
 
 

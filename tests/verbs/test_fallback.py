@@ -425,3 +425,28 @@ def test_a_restore_says_that_it_read_damaged_frames_with_parity(box: Box, tmp_pa
     out = box.ciuic(*restore, "-d", tmp_path / "out", "--json")
     assert out.document["repaired_frames"] == 1
     assert (tmp_path / "out" / "source" / "model").read_bytes() == content
+
+
+def test_a_restore_of_damaged_files_says_once_what_helps(box: Box, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (box.source / name).write_bytes(f"content of {name}".encode() * 500)
+    snapshot = box.take().id
+    remedies = (
+        "--fallback takes damaged files from older snapshots\n"
+        "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it\n"
+    )
+
+    def said(name: str, *more: str) -> str:
+        done = box.ciuic("restore", "-s", snapshot, "-p", box.source, "-d", tmp_path / name, *more)
+        assert done.code == 4, done
+        return done.err
+
+    pack_of(box.store, (box.source / "a").read_bytes()).unlink()
+    done = said("damaged")
+    assert done.count("not restored: ") == 2
+    assert done.endswith(remedies)
+    assert "--fallback" not in said("asked", "--fallback")
+
+    missing = box.ciuic("restore", "-s", snapshot, "-p", box.source / "none", "-d", tmp_path)
+    assert missing.code not in (0, 4)
+    assert "--fallback" not in missing.err
