@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import time
 
 import pytest
@@ -19,7 +20,7 @@ from tests.kit.daemon import Machine, wait_until
 from tests.kit.damage import pack_of
 from tests.kit.filesystems import disk
 from tests.kit.installed import contents, run, run_here
-from tests.kit.program import as_nobody
+from tests.kit.program import REPOSITORY, as_nobody
 
 HOUR_NS = 3600 * 10**9
 
@@ -137,6 +138,20 @@ def test_another_user_may_run_it(taken):
     assert any(
         "this user may read it, but not write to it" in one for one in findings(done, "note")
     )
+
+
+@pytest.mark.root
+def test_a_store_on_a_read_only_file_system_is_called_that(taken):
+    ciuic = f"{sys.executable} -c 'from ciuic.cli import main; main()'"
+    line = (
+        f"mount --bind {taken.store} {taken.store} && mount -o remount,ro,bind {taken.store} &&"
+        f" {ciuic} --config {taken.config} doctor --json"
+    )
+    done = run("unshare", "-m", "bash", "-c", line, cwd=REPOSITORY)
+
+    said = findings(done, about="store")
+    assert any("Read-only file system" in one for one in said), said
+    assert not any("belongs to user" in one for one in said), said
 
 
 def test_a_root_that_is_missing_or_no_directory_or_not_in_the_newest_snapshot_is_a_problem(taken):

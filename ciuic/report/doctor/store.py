@@ -1,11 +1,13 @@
 """Checks the store's disk, permissions, free space and health, and the reflink copies."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ciuic.copy.record import Standing
+from ciuic.errors import ReadOnlyError
 from ciuic.maintain.scrub.pack_health import Health
 from ciuic.model import SnapshotSummary, path_text
 from ciuic.report.doctor.findings import NOTE, NS, OK, PROBLEM, WARNING, Finding, Plan, join
@@ -122,7 +124,10 @@ def _permissions(store_path: str) -> Iterator[Finding]:
         yield Finding(WARNING, "store", what, fix)
     else:
         yield Finding(OK, "store", "only its owner may read or write it")
-    if not os.access(store_path, os.W_OK):
+    if os.statvfs(store_path).f_flag & os.ST_RDONLY:
+        what = f"{store_path}: {os.strerror(errno.EROFS)}, so nothing can be written to it"
+        yield Finding(WARNING, "store", what, ReadOnlyError.default_hint)
+    elif not os.access(store_path, os.W_OK):
         what = f"this user may read it, but not write to it: it belongs to user {top.st_uid}"
         yield Finding(NOTE, "store", what, "Run ciuic as that user to take snapshots.")
 
