@@ -130,7 +130,7 @@ def command(
                             sent=keeping.sent(),
                             cancelled=cancelled,
                             progress=_Shown(shown),
-                            on_copied=(lambda _one: None) if as_json else _print_copied,
+                            on_copied=_Lines(shown, as_json=as_json),
                         )
                         keeping.note_differences(copy, report)
                     report.notes += keeping.record.differences
@@ -269,6 +269,20 @@ class _Shown:
         """Show the snapshot that is sent, and the bytes so far."""
         self._shown.update(0, sent_bytes, snapshot_id.encode())
         self._shown.fraction(done, total)
+
+
+class _Lines:
+    """Prints a line for each snapshot that was copied, beside the progress."""
+
+    def __init__(self, shown: Reporter, *, as_json: bool) -> None:
+        self._shown = shown
+        self._as_json = as_json
+
+    def __call__(self, copied: CopiedSnapshot) -> None:
+        """Print the line of a snapshot."""
+        if not self._as_json:
+            with self._shown.away():
+                _print_copied(copied)
 
 
 def _verified(copy: Store, request: CopyRequest, report: CopyReport) -> VerifyReport:

@@ -8,7 +8,8 @@ import contextlib
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Final
 
 from ciuic.cli.render import printable
@@ -193,6 +194,15 @@ class Reporter:
     def __init__(self, *, is_shown: bool) -> None:
         self.state = State()
         self.is_shown = is_shown
+        self._away: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+
+    def take_away_by(self, away: Callable[[], AbstractContextManager[object]]) -> None:
+        """Set what takes the line off the terminal; see ``away``."""
+        self._away = away
+
+    def away(self) -> AbstractContextManager[object]:
+        """Take the line off the terminal while the caller prints a part of the result."""
+        return self._away()
 
     def expect(self, files: int, size_bytes: int, *, about: bool = False) -> None:
         """Set the totals; ``about``: they are estimates."""
@@ -256,5 +266,18 @@ def progress(what: str, *, quiet: bool = False, clock: Clock | None = None) -> I
         transient=True,
         refresh_per_second=_REFRESH_PER_S,
         redirect_stdout=False,
-    ):
+    ) as live:
+
+        @contextlib.contextmanager
+        def away() -> Iterator[None]:
+            if not sys.stdout.isatty():
+                yield
+                return
+            live.stop()
+            try:
+                yield
+            finally:
+                live.start()
+
+        reporter.take_away_by(away)
         yield reporter

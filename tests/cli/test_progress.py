@@ -222,6 +222,39 @@ def test_the_line_follows_a_terminal_that_is_made_wider_or_narrower(columns, the
         assert max(map(display_width, drawn)) > columns
 
 
+def screen(raw: str) -> list[str]:
+    """Return what stays on the terminal of an output of short lines."""
+    rows, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|.", raw, re.DOTALL):
+        if part == "\x1b[2K":
+            rows[row] = ""
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+            rows += [""] * (row + 1 - len(rows))
+        elif not part.startswith("\x1b"):
+            rows[row] = rows[row].ljust(column)[:column] + part + rows[row][column + 1 :]
+            column += 1
+    return rows
+
+
+def test_no_part_of_the_line_stays_beside_the_lines_of_a_copy(full, tmp_path):
+    full.snapshot()
+    copy = (sys.executable, "-c", "from ciuic.cli import main; main()", "--config", full.config)
+    done = on_terminal(
+        120, *copy, "copy", "--to", tmp_path / "copy", "--init",
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+
+    assert done.code == 0, done.text
+    shown = [one for one in screen(done.raw) if one]
+    assert len([one for one in shown if re.match(r"cs-[0-9a-f]+  20\d\d-", one)]) >= 2, shown
+    assert not [one for one in shown if not re.match(r"cs-|\d+ snapshots copied", one)], shown
+
+
 def test_without_a_terminal_nothing_is_counted_and_nothing_is_shown(full, tmp_path):
     inner = next(full.source.iterdir())
     done = full.run("restore", "-s", "latest", "-p", inner, "-d", tmp_path / "out", "--json")
