@@ -15,6 +15,7 @@ from ciuic.cli.histories import (
     snapshot_json,
     tensor_json,
 )
+from ciuic.cli.lists import none_matches
 from ciuic.cli.opening import shown_ids, warn_damaged
 from ciuic.cli.options import absolute, copies_option, given, json_option
 from ciuic.cli.read_copies import opened_with_copies
@@ -84,8 +85,8 @@ def command(
                 print_json_array(snapshot_json(row) for row in rows)
             else:
                 print_descent(rows, shown_ids(store), graph=graph)
-                if not rows and (tag is not None or root is not None):
-                    click.echo("no snapshot matches --tag and --root", err=True)
+                if not rows and (absence := none_matches(tag=tag, root=root)):
+                    click.echo(absence, err=True)
             return
         found = history(store, snapshots, wanted)
         tensors = [] if tensor is None else tensor_history(store, found, wanted, tensor)

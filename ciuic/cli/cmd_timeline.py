@@ -8,6 +8,7 @@ import click
 from ciuic.catalog import HOW_TO_TAKE, list_snapshots
 from ciuic.cli.candidates import known_tags
 from ciuic.cli.chart import Mark, chart_lines, has_unicode, number_text
+from ciuic.cli.lists import none_matches
 from ciuic.cli.opening import shown_ids, warn_damaged
 from ciuic.cli.options import absolute, copies_option, given, json_option, logs_option
 from ciuic.cli.progress import progress
@@ -130,7 +131,7 @@ def command(
         return
     _draw(found)
     _print(found, short, _ROWS if top is None else top)
-    _explain(found, has_logs=bool(paths))
+    _explain(found, none_matches(tag=tag, root=root), has_logs=bool(paths))
     if found.markers and unchecked != 0:
         _explain_unchecked(unchecked)
 
@@ -227,10 +228,10 @@ def _row(marker: Marker, short: Mapping[SnapshotId, str]) -> Sequence[str]:
     )
 
 
-def _explain(found: Timeline, *, has_logs: bool) -> None:
+def _explain(found: Timeline, absence: str, *, has_logs: bool) -> None:
     """Say on stderr what the chart lacks."""
     if not found.markers:
-        click.echo(f"no snapshot. {HOW_TO_TAKE}", err=True)
+        click.echo(absence or f"no snapshot. {HOW_TO_TAKE}", err=True)
     placed = sum(marker.step is not None for marker in found.markers)
     if len(found.markers) > placed:
         count = counted(len(found.markers) - placed, "snapshot")

@@ -5,10 +5,11 @@ from typing import Final, TypeVar
 
 import click
 
+from ciuic.cli.render import printable
 from ciuic.cli.table import terminal_columns
 from ciuic.units import counted
 
-__all__ = ["print_rest", "shown_part"]
+__all__ = ["none_matches", "print_rest", "shown_part"]
 
 T = TypeVar("T")
 
@@ -52,3 +53,15 @@ def print_rest(
         which = "them" if named == total else f"the first {named:,}"
         more += f"; {document or '--json'} names {which}"
     click.echo(more, err=err)
+
+
+def none_matches(*, tag: str | None, root: str | None) -> str:
+    """Return the message for a list that ``--tag`` and ``--root`` leave empty; empty without them.
+
+    Args:
+        tag: The value of ``--tag``.
+        root: The value of ``--root``.
+    """
+    options = (("--tag", tag), ("--root", root))
+    named = [f"{option} '{printable(value)}'" for option, value in options if value is not None]
+    return f"no snapshot matches {' and '.join(named)}" if named else ""

@@ -404,10 +404,12 @@ def test_a_note_is_removed_without_a_text(taken: Place) -> None:
 
 
 def test_a_history_without_snapshots_says_so(taken: Place) -> None:
-    for option in (["--tag", "unknown"], ["--root", "/unknown"]):
-        done = taken.run_here("log", *option)
-        assert done.code == 0
-        assert "no snapshot matches" in done.err
+    for named in ("--tag 'unknown'", "--root '/unknown'", "--tag 'unknown' and --root '/unknown'"):
+        options = named.replace("'", "").replace("and ", "").split()
+        for command in ("log", "timeline"):
+            done = taken.run_here(command, *options)
+            assert done.code == 0
+            assert f"no snapshot matches {named}\n" in done.err
     assert taken.run_here("log").err == ""
 
 
