@@ -1,5 +1,7 @@
 """``ciuic rules``."""
 
+from typing import Final
+
 import click
 
 from ciuic.cli.guarding import rules_of
@@ -16,6 +18,11 @@ from ciuic.guard.rules.watching import Finding, Watching
 from ciuic.units import counted
 
 __all__ = ["command"]
+
+_NOTHING: Final = (
+    "ciuic: no line holds a step, so no rule was tested: give a log with a JSON object in each"
+    " line, and 'step' in it"
+)
 
 
 @click.command("rules")
@@ -51,6 +58,8 @@ def command(session: Session, *, action: str, logs: tuple[str, ...], as_json: bo
             rules, paths, read=lambda size_bytes, path: shown.update(0, size_bytes, path)
         )
     faults = _faults(found)
+    if not watching.count:  # beside JSON too: an empty result looks like a test that passed
+        click.echo(_NOTHING, err=True)
     if as_json:
         print_json(_document(paths, rules, watching, faults, too_long))
     else:

@@ -69,6 +69,18 @@ def test_the_document_has_the_rules_and_what_they_found(tmp_path: Path, log: Pat
     assert counts == [1, 1, 1]
 
 
+@pytest.mark.parametrize("content", ["", "no JSON\n", '{"loss": 1}\n'])
+def test_a_log_without_a_step_is_a_warning(tmp_path: Path, log: Path, content: str) -> None:
+    (tmp_path / "a.txt").write_text(content)
+    done = run_here("rules", "test", "--log", tmp_path / "a.txt")
+    document = run_here("rules", "test", "--log", tmp_path / "a.txt", "--json")
+
+    assert done.code == document.code == 0
+    assert "no line holds a step" in done.err
+    assert "no line holds a step" in document.err
+    assert "no line holds a step" not in run_here("rules", "test", "--log", log).err
+
+
 def test_several_logs_are_read_in_the_order_of_their_steps(tmp_path: Path) -> None:
     losses, gpus = tmp_path / "a-loss.jsonl", tmp_path / "b-gpu.jsonl"
     losses.write_text("".join(f'{{"step": {at}, "loss": {2 * 1.2**at}}}\n' for at in range(9)))
