@@ -104,6 +104,27 @@ def test_a_comparison_follows_a_log_that_was_read_before(box: Box, tmp_path: Pat
     ]
 
 
+def test_a_log_that_is_overwritten_and_gets_its_time_back_is_read_again(
+    box: Box, tmp_path: Path
+) -> None:
+    log, old_s = tmp_path / "train.jsonl", 1_600_000_000
+    (box.source / "a").write_text("x")
+    box.take()
+    for name in (layout.SNAPSHOTS, layout.MARKS):
+        if (box.store / name).exists():
+            os.utime(box.store / name, (old_s, old_s))  # settled, as the log below
+    found, curves = [], []
+    with served(box, "--log", log) as site:
+        for loss in (7, 8):
+            log.write_text(json.dumps({"step": 1, "loss": loss, "time": old_s}) + "\n")
+            os.utime(log, (old_s, old_s))
+            found += [site.ask("/v1/compare?id=latest").document["snapshots"][0]["metrics"]]
+            curves += [site.ask("/v1/timeline").document["curves"]]
+
+    assert found == [[{"name": "loss", "value": value}] for value in (7, 8)]
+    assert curves == [[[[1, value]]] for value in (7, 8)]
+
+
 @pytest.mark.parametrize("page", ["/compare?id={}&id={}", "/diff?before={}&after={}"])
 def test_the_command_line_on_a_page_does_the_same_in_any_shell(
     trained: tuple[Box, Path, list[str]], page: str

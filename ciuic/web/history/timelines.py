@@ -41,7 +41,7 @@ _PLACED_MAX: Final = 2000
 """The most snapshots for which is kept what logs say: a megabyte for 1,000 and ten fields."""
 _SETTLED_NS: Final = 10_000_000_000
 _Key = tuple[object, ...]
-_Identity = tuple[bytes, int, int, int]
+_Identity = tuple[bytes, int, int, int, int, int]
 
 
 class Timelines:
@@ -233,5 +233,13 @@ def _identity(path: bytes) -> _Identity:
     try:
         status = os.stat(path)
     except OSError:
-        return path, 0, 0, 0
-    return path, status.st_ino, status.st_size, status.st_mtime_ns
+        return path, 0, 0, 0, 0, 0
+    # A log that is overwritten may get its size and its time of modification back, as by rsync.
+    return (
+        path,
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_ctime_ns,
+        status.st_mtime_ns,
+    )
