@@ -157,11 +157,14 @@ def _override(context: click.Context, parameter: click.Parameter, value: str | N
 def absolute(path: str) -> bytes:
     """Make a path absolute, and return its raw bytes.
 
+    POSIX lets ``//srv`` mean another place than ``/srv``, so Python keeps two slashes; on Linux
+    both are the same.
+
     Raises:
         UsageError: The path is relative, and the current directory is gone.
     """
     try:
-        return os.fsencode(os.path.abspath(path))
+        return b"/" + os.fsencode(os.path.abspath(path)).lstrip(b"/")
     except FileNotFoundError as error:
         raise UsageError(
             f"{path!r} is relative, and the current directory no longer exists",

@@ -90,6 +90,20 @@ def test_a_path_that_no_snapshot_has_is_refused(box: Box) -> None:
     assert (as_json.code, as_json.document["error"]["kind"]) == (1, "path_not_found")
 
 
+def test_two_slashes_before_a_path_are_one(box: Box) -> None:
+    (box.source / "a").write_text("x")
+    box.take()
+
+    outcomes = [
+        box.ciuic("log", *options, "--json")
+        for options in ([f"/{box.source}/a"], ["--root", f"/{box.source}"])
+    ]
+
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome.err
+        assert len(outcome.document) == 1
+
+
 def test_a_damaged_version_is_named(box: Box) -> None:
     file = box.source / "notes.txt"
     file.write_bytes(b"old" * 5000)
