@@ -16,11 +16,18 @@ def ask_daemon(session: Session, do: Literal["pause", "resume"]) -> None:
     """Have the daemon do something. The store is not opened: its disk may be slow or away.
 
     Raises:
-        StoreError: No daemon serves the store.
+        StoreError: No daemon serves the store, or it does not answer that it has done that.
     """
     path = session.store_path()
     control = control_directory(path, os.environ, place_options(session, path))
-    if control is None or request_done(control, do) is None:
+    status = None if control is None else request_done(control, do)
+    if status is None:
         raise StoreError(
             f"no daemon serves {path}", hint="Start it: 'systemctl enable --now ciuicd'."
+        )
+    # Not 1 or NaN, either: scripts rely on it, and another program may listen there.
+    if status.get("paused") is not (do == "pause"):
+        raise StoreError(
+            f"the daemon of {path} did not confirm '{do}'",
+            hint="'ciuic status' shows its state. Use the same version of ciuic as the daemon.",
         )

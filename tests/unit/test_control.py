@@ -38,6 +38,7 @@ from ciuic.snapshot.report import TakeReport
 from ciuic.system.clock import SystemClock
 from ciuicd.control import Server
 from ciuicd.jobs.job import Job
+from tests.kit.program import ciuic
 
 REPORT = TakeReport(
     id="cs-38a2b1",
@@ -449,6 +450,30 @@ def test_an_invalid_reply_is_a_store_error(tmp_path, reply, said):
         with pytest.raises(StoreError, match=said):
             request_status(str(tmp_path))
         thread.join()
+
+
+@pytest.mark.parametrize("do", ["pause", "resume"])
+def test_pause_and_resume_believe_no_answer_but_their_own(tmp_path, do):
+    answers = [b"{}", b'{"paused": NaN}', b'{"paused": 1}', b'{"paused": null}', b"[]"]
+    answers.append(b'{"paused": %s}' % json.dumps(do == "resume").encode())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control.sock"))
+        listener.listen()
+
+        def serve():
+            for answer in answers:
+                client, _ = listener.accept()
+                with client:
+                    client.recv(1000)
+                    client.sendall(b'{"done": %s}\n' % answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        outcomes = [ciuic("--store", tmp_path, do) for _ in answers]
+        thread.join()
+
+    assert [(outcome.code, outcome.out) for outcome in outcomes] == [(1, "")] * len(answers)
+    assert sum(f"did not confirm '{do}'" in one.err for one in outcomes) == len(answers) - 1
 
 
 def test_a_silent_server_is_an_error_after_the_time_limit(tmp_path, monkeypatch):
