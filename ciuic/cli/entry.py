@@ -11,6 +11,7 @@ import click
 from ciuic.cli.error_output import report_error, report_json
 from ciuic.cli.group import cli
 from ciuic.cli.interrupt import interrupted_code, raising_interrupts
+from ciuic.cli.render import printable
 from ciuic.errors import (
     DAMAGE,
     DONE,
@@ -30,6 +31,8 @@ _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
 _UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _COMPLETE: Final = "_CIUIC_COMPLETE"
+_HELP: Final = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""Its message is the help, with its lines; click 8.1 has no such error."""
 
 
 def main() -> None:
@@ -56,6 +59,9 @@ def main() -> None:
     except click.ClickException as error:
         if as_json:
             report_json(UsageError(error.format_message(), hint=""))
+        if not isinstance(error, _HELP):
+            # click repeats an argument as it was given, and declares the message final.
+            vars(error).update(message=printable(error.message))
         with contextlib.suppress(OSError):
             error.show()
         code = error.exit_code

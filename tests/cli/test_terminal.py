@@ -76,6 +76,30 @@ def test_hostile_names_do_not_reach_the_terminal_through_the_bar(taken):
     assert "\x07" not in shown
 
 
+ODD_WORD = "\x1b]0;x\x07\x1b[2J\rError: all is well\n\x9b31m"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["list", "--", ODD_WORD],
+        ["list", f"--{ODD_WORD}"],
+        ["list", f"-{ODD_WORD}"],
+        [ODD_WORD],
+        ["init", "--chunking", ODD_WORD],
+        ["snapshot", "--wait", ODD_WORD],
+        ["snapshot", "--tag", f"|{ODD_WORD}"],
+    ],
+    ids=range(7),
+)
+def test_an_argument_that_is_refused_moves_no_cursor(taken, arguments):
+    done = taken.run_here(*arguments)
+
+    assert done.code == 2, done.said()
+    assert done.err.replace("\n", "").isprintable(), done.said()
+    assert "\nError: all is well" not in done.err
+
+
 def test_colour_is_for_terminals_only(taken):
     code, shown = on_terminal("ciuic", "--config", taken.config, "list", COLUMNS="200")
     piped = taken.run("list")
