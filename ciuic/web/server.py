@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -172,6 +173,13 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out of uvicorn's log that the end of the server cuts requests off: it was asked for."""
+    error = record.exc_info[1] if record.exc_info else None
+    is_count = str(record.msg).startswith("Cancel %s running task")
+    return not (is_count or isinstance(error, asyncio.CancelledError))
+
+
 @contextlib.contextmanager
 def _ended_by_signals(server: _Server) -> Iterator[None]:
     """Let a signal end the server, which looks ten times a second."""
@@ -179,6 +187,7 @@ def _ended_by_signals(server: _Server) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
 
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         yield

@@ -1,17 +1,32 @@
 """Jobs of ``ciuic web``: plans, restores, refusals, and how jobs end."""
 
+import contextlib
+import http.client
 import json
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.kit.box import Box
 from tests.kit.damage import flip_content
 from tests.kit.mounted import wait_for
+from tests.kit.program import environment
 from tests.kit.served import Gate, Served, served
 from tests.kit.trees import photograph
+
+NEVER_ANSWERS = """
+import sys, threading
+from ciuic.cli.entry import program
+from ciuic.web.history.timelines import Timelines
+Timelines.compare = lambda *_: [print("asked", flush=True), threading.Event().wait()]
+sys.argv[0] = "ciuic"
+program()
+"""
 
 
 @pytest.fixture
@@ -181,3 +196,19 @@ def test_a_verification_names_the_damage(full: Box):
 
     assert not report["ok"]
     assert report["snapshots"][0]["damaged"][0]["path"] == str(full.source / "model.pt")
+
+
+def test_the_end_of_the_server_says_nothing_of_a_request_that_it_cuts_off(full: Box) -> None:
+    command = [sys.executable, "-c", NEVER_ANSWERS, "--config", str(full.config), "web"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment(), **pipes) as process:
+        assert process.stdout is not None
+        url = urlsplit(process.stdout.readline().strip())
+        token = {"Authorization": f"Bearer {url.query.partition('=')[2]}"}
+        with contextlib.closing(http.client.HTTPConnection(url.netloc, timeout=60)) as client:
+            client.request("GET", "/v1/compare?id=latest", headers=token)
+            assert process.stdout.readline() == "asked\n"
+            process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+
+    assert (process.returncode, said) == (0, "ciuic: press Ctrl-C to end\n")
