@@ -15,6 +15,7 @@ moved, with its interpreter, never starts from where it was: after minutes, only
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Final, NamedTuple, NoReturn
 
 import ciuic
@@ -30,6 +31,8 @@ PAUSED_VARIABLE: Final = "CIUICD_PAUSED"
 _SUFFIXES: Final = (".py", ".so")
 _LOOK_S: Final = 5.0
 _TRIAL_S: Final = 60.0
+_ASK_S: Final = 0.5
+"""How often a trial asks whether the daemon is to end."""
 _TRIALS_APART_S: Final = 60.0
 _STUCK_S: Final = 300.0
 _CHECK: Final = "--check"
@@ -72,12 +75,15 @@ class Program:
             return self.is_replaced()
         return self._was_replaced
 
-    def can_start(self) -> bool:
+    def can_start(self, is_ending: Callable[[], bool]) -> bool:
         """Return whether the program on disk starts with the configuration on disk.
 
         In the middle of an upgrade it does not.
 
         A program that did not is tried again when it has changed, or after a minute.
+
+        Args:
+            is_ending: Whether to wait no longer for the answer, because the daemon is to end.
         """
         try:
             print_now, now_s = _fingerprint(), self._clock.monotonic_s()
@@ -87,7 +93,7 @@ class Program:
             failed_print, failed_s = self._failed
             if failed_print == print_now and now_s < failed_s + _TRIALS_APART_S:
                 return False
-        trial = _try()
+        trial = _try(is_ending)
         self._failed = None if trial.code == DONE else (print_now, now_s)
         self.is_config_refused, self.said = trial.code == USAGE, trial.said
         if self._failed is None or self.is_config_refused:
@@ -117,30 +123,40 @@ class _Trial(NamedTuple):
     said: str
 
 
-def _try() -> _Trial:
+def _try(is_ending: Callable[[], bool]) -> _Trial:
     """Start the program on disk, and have it load the configuration."""
     import subprocess
 
-    def run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
+    def run(command: list[str]) -> tuple[int, bytes]:
+        with subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            timeout=_TRIAL_S,
-            check=False,
-        )
+        ) as process:
+            try:
+                for _ in range(int(_TRIAL_S / _ASK_S)):
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        _, stderr = process.communicate(timeout=_ASK_S)
+                        return process.returncode, stderr
+                    if is_ending():
+                        break
+            finally:
+                process.kill()
+        raise TimeoutError
 
     arguments = len(sys.argv) - 1
     try:
         # Python, too, exits with ``USAGE`` if the program is gone.
-        started = run([*_command()[: len(sys.orig_argv) - arguments], "--version"])
-        if started.returncode != DONE:
-            return _Trial(FAILED, _last_line(started.stderr))
-        checked = run([*_command(), _CHECK])
+        code, stderr = run([*_command()[: len(sys.orig_argv) - arguments], "--version"])
+        if code != DONE:
+            return _Trial(FAILED, _last_line(stderr))
+        code, stderr = run([*_command(), _CHECK])
+    except TimeoutError:
+        return _Trial(FAILED, f"it did not answer for {_TRIAL_S:.0f} seconds")
     except (OSError, subprocess.SubprocessError) as error:
         return _Trial(FAILED, _last_line(str(error).encode("utf-8", "replace")))
-    return _Trial(checked.returncode, _last_line(checked.stderr))
+    return _Trial(code, _last_line(stderr))
 
 
 def _last_line(stderr: bytes) -> str:

@@ -171,13 +171,15 @@ class Service:
     def _can_start_again(self) -> bool:
         """Return whether to leave for the program on disk; wait a moment if it does not start."""
         self._watchdog.note_progress()
-        if self._program.can_start():
+        if self._program.can_start(lambda: self.is_stopping):
             _log.warning("ciuic was replaced on disk by another version: ciuicd starts again")
             self._refusal = BusyError(
                 "the daemon starts again, because ciuic was replaced on disk",
                 hint="Try again in a few seconds.",
             )
             return True
+        if self.is_stopping:  # the trial was given up
+            return False
         error = self._why_not_started()
         self._block(error)
         self._inbox.refuse_all(error)

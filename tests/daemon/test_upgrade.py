@@ -16,7 +16,8 @@ import pytest
 from ciuic import __version__
 from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.errors import ConfigError, StoreError
-from ciuic.system.clock import cpu_time_ns
+from ciuic.system.clock import SystemClock, cpu_time_ns
+from ciuicd.program import Program
 from tests.kit.daemon import REPOSITORY, Machine, wait_until
 from tests.kit.notified import notified
 from tests.kit.program import ciuic
@@ -318,6 +319,36 @@ def test_a_program_that_does_not_start_is_shown_and_said_once(
         assert alerts.look() == [*began, ("ended", "critical", "daemon")]
     later = told[told.index(f"STATUS=blocked: {said} {why}".encode()) :]
     assert any(one.startswith(b"STATUS=next ") for one in later)
+
+
+def test_a_program_that_does_not_answer_is_said_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    monkeypatch.setattr("sys.orig_argv", hangs)
+    monkeypatch.setattr("sys.argv", ["-c"])
+    monkeypatch.setattr("ciuicd.program._TRIAL_S", 2.0)
+    monkeypatch.setattr("ciuicd.program._TRIALS_APART_S", 0.0)
+    program = Program(SystemClock())
+    assert not program.can_start(lambda: False)
+    assert program.said == "it did not answer for 2 seconds"
+    monkeypatch.setattr("ciuicd.program._TRIAL_S", 1000.0)
+    assert not program.can_start(lambda: True)
+
+
+def test_a_signal_to_end_does_not_wait_for_a_program_that_does_not_answer(
+    installed: Installed,
+) -> None:
+    begun = installed.machine.directory / "begun"
+    process = installed.start("from ciuicd import program; program._TRIAL_S = 1000.0")
+    installed.wait_for_log("no warnings")
+    hangs = f"import time; open({str(begun)!r}, 'x').close(); time.sleep(1000)\n"
+    (installed.site / "ciuicd" / "taking.py").write_text(hangs)
+    process.send_signal(signal.SIGHUP)  # it looks at once
+    wait_until("the new program has begun", begun.exists)
+    process.terminate()
+    assert process.wait(60) == 0
+    log = installed.log.read_text()
+    assert "does not start" not in log
+    assert "Traceback" not in log
 
 
 def test_a_daemon_below_a_service_manager_ends_if_its_program_is_gone(
