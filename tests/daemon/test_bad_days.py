@@ -63,6 +63,7 @@ def _has(machine: Machine, path: bytes) -> bool:
 
 
 def _is_connected(machine: Machine, client: socket.socket) -> bool:
+    # The kernel refuses a client while too many wait to be accepted.
     with contextlib.suppress(BlockingIOError):
         client.connect(str(machine.store / "control.sock"))
         return True
@@ -77,7 +78,6 @@ def dripping(machine: Machine, count: int) -> Iterator[list[socket.socket]]:
         for _ in range(count):
             client = clients.enter_context(socket.socket(socket.AF_UNIX))
             client.settimeout(60)
-            # The kernel refuses a client while too many wait to be accepted.
             wait_until("it is connected", lambda client=client: _is_connected(machine, client))
             client.sendall(b'{"do"')
             found.append(client)
@@ -105,7 +105,7 @@ def reply_of(machine: Machine) -> dict[str, object]:
     """Return what a client gets that asks for the status."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(60)
-        client.connect(str(machine.store / "control.sock"))
+        wait_until("it is connected", lambda: _is_connected(machine, client))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             client.sendall(b'{"do": "status"}\n')
         received = b""

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -17,6 +16,7 @@ from ciuicd.alerting.faults import find_faults
 from ciuicd.jobs import background, watching
 from ciuicd.jobs.child import Child, in_child
 from tests.kit.daemon import Daemon, Machine, wait_until
+from tests.kit.notified import notified
 from tests.kit.program import ciuic
 
 LIMITS = """
@@ -103,18 +103,14 @@ def test_a_hook_that_is_over_gives_no_time_to_a_child_that_hangs_and_after_has_i
 ) -> None:
     hangs, said = machine.directory / "hangs", machine.directory / "said"
     machine.configure(before="true", after=f"echo $CIUIC_HOOK > {said}", hook_timeout="10m")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        address = str(machine.directory / "notify")
-        manager.bind(address)
-        manager.settimeout(60)
+    address = machine.directory / "notify"
+    with notified(address) as messages:
         more = HANGS.format(mark=str(hangs))
-        daemon = start(machine, ends_within_s=0.2, more=more, NOTIFY_SOCKET=address)
+        daemon = start(machine, ends_within_s=0.2, more=more, NOTIFY_SOCKET=str(address))
         wait_until("the snapshot hangs", hangs.exists)
-        daemon.signal(signal.SIGTERM)
-        while not (message := manager.recv(1000)).startswith(b"EXTEND_TIMEOUT_USEC="):
-            pass
-    assert message == b"EXTEND_TIMEOUT_USEC=605000000"
-    assert daemon.exit_code(60) == 0
+        assert daemon.stop() == 0
+    extended = [one for one in messages if one.startswith(b"EXTEND_TIMEOUT_USEC=")]
+    assert extended == [b"EXTEND_TIMEOUT_USEC=605000000"]
     assert "was killed: it did not end in" in daemon.log()
     assert said.read_text() == "after\n"
 

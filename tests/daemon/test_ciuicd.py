@@ -25,6 +25,7 @@ from ciuic.system.clock import SystemClock
 from ciuic.verify.verify import verify_all
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import REPOSITORY, wait_until
+from tests.kit.notified import notified
 from tests.kit.program import ciuic
 from tests.kit.strace import strace
 
@@ -517,19 +518,18 @@ def test_lines_carry_their_level_only_for_the_journal(machine):
 
 
 def test_the_service_manager_gets_every_message(machine):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
-        address = str(machine.directory / "notify.sock")
-        ear.bind(address)
-        ear.settimeout(20)
+    address = machine.directory / "notify.sock"
+    with notified(address) as messages:
         heard: list[str] = []
 
         def hear(wanted: str) -> str:
             while True:
-                heard.append(ear.recv(4096).decode())
+                wait_until(wanted, lambda: len(messages) > len(heard))
+                heard.append(messages[len(heard)].decode())
                 if wanted in heard[-1]:
                     return heard[-1]
 
-        daemon = machine.launch({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "200000"})
+        daemon = machine.launch({"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "200000"})
         hear("READY=1")
         assert request_status(store_path(machine)) is not None
         assert "last snapshot cs-" in hear("STATUS=next 20")
@@ -539,7 +539,7 @@ def test_the_service_manager_gets_every_message(machine):
         reloading = hear("RELOADING=1")
         (_, monotonic) = reloading.split("\n")
         age_s = time.monotonic() - int(monotonic.removeprefix("MONOTONIC_USEC=")) / 1e6
-        assert 0 <= age_s < 20
+        assert 0 <= age_s < 60
         hear("READY=1")
         daemon.signal(signal.SIGTERM)
         hear("STOPPING=1")

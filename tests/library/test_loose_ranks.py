@@ -1,6 +1,7 @@
 """A save of a rank that an exception ended: waiting for its end leaves nothing behind."""
 
 import os
+import socket
 import threading
 
 import numpy as np
@@ -40,3 +41,6 @@ def test_waits_that_end_too_early_do_not_add_connections(monkeypatch):
         saves.close()
         names = [thread.name for thread in threading.enumerate()]
         assert "ciuic-rank" not in names
+        server.close()
+        # Otherwise the server's thread waits at a descriptor that another test opens.
+        listener.shutdown(socket.SHUT_RDWR)

@@ -169,6 +169,7 @@ def test_no_field_of_a_manifest_a_mark_or_a_tensor_runs_a_script_or_breaks_the_p
                 page.wait_for_selector("#chart canvas")
             shown[place] = look(page, place)
         page.goto(f"{site.base}/timeline?field={quote(TEXT)}")
+        page.wait_for_selector("#chart canvas")
         page.locator("#chart").press("End")
         assert second in page.inner_text("#chosen")
         assert watched.wrong == []

@@ -20,6 +20,7 @@ Label = list[Any]
 
 _HELLO_S: Final = 60.0
 _LAST_ANSWERS_S: Final = 60.0
+_ACCEPT_AGAIN_S: Final = 1.0
 _INTACT: Final = "Earlier snapshots are intact."
 
 
@@ -166,7 +167,14 @@ class RankServer:
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                # Most likely no descriptors are left: wait instead of spinning.
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._is_over, _ACCEPT_AGAIN_S):
+                        return
+                continue
             threading.Thread(
                 target=self._serve, args=(connection,), name="ciuic-part", daemon=True
             ).start()
