@@ -188,3 +188,45 @@ def test_a_process_that_records_packs_of_another_machine_lets_others_record_mean
             assert reads
             assert second.index.usable([chunk]) == {chunk}
             assert second.index.packs() == second.pack_files()
+
+
+def test_no_server_is_waited_for_while_another_process_wants_to_change_the_index(
+    machine, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(database, "_BUSY_MS", 5_000)
+    away = FolderMachine(tmp_path / "bucket", tmp_path / "cache of another")
+    (old,) = machine.ids()
+    asked, waited = [], []
+
+    class Asked:
+        """At each request, the first process changes the index."""
+
+        def __init__(self, place):
+            self._place = place
+
+        def __getattr__(self, name):
+            found = getattr(self._place, name)
+            if not callable(found):
+                return found
+
+            def asking(*arguments):
+                asked.append((name, arguments[:1]))
+                try:
+                    first.index.begin()
+                    first.index.rollback()
+                except BusyError:
+                    waited.append((name, arguments[:1]))
+                return found(*arguments)
+
+            return asking
+
+    with machine.opened_at(machine.place(), only_adds=True) as first:
+        machine.take_into(first, tmp_path / "small")
+        away.take_at(away.place(), tmp_path / "large")
+        away.forget(old)
+        away.prune()
+        with beside(machine, Asked(machine.place())) as second:
+            write(tmp_path / "large", ["new"])
+            machine.take_into(second, tmp_path / "large", tmp_path / "small")
+    assert any(name == "create" for name, _ in asked)
+    assert waited == []
