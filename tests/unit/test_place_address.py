@@ -159,6 +159,13 @@ def test_a_credentials_file_that_others_can_read_is_refused(credentials):
         (f"aws_secret_access_key = {SECRET}\n", "", "not in the format"),
         (f"[default]\n{SECRET}\n", "", "not in the format"),
         ("[default\n", "", "not in the format"),
+        ("", "", r"no access key in its section \[default\]"),
+        (
+            f"[default]\naws_access_key_id =\naws_secret_access_key = {SECRET}\n",
+            "",
+            "no access key",
+        ),
+        ("[default]\naws_access_key_id = a\naws_secret_access_key =\n", "", "no access key"),
     ],
 )
 def test_a_credentials_file_that_cannot_be_used_is_named_without_its_content(

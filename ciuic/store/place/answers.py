@@ -44,10 +44,14 @@ _METADATA: Final = re.compile(r"//169\.254\.1(?:69\.254|70\.2)\b|//metadata\.goo
 """The client asks the machine that it runs on for credentials only if it has been given none."""
 _REDIRECTS: Final = range(300, 400)
 _FULL_CODES: Final = {"QuotaExceeded", "InsufficientCapacity", "XMinioStorageFull"}
+_EXPIRED: Final = "Get new credentials, then run the command again."
 _HINTS: Final = {
-    "ExpiredToken": "Get new credentials, then run the command again.",
+    "ExpiredToken": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
     "RequestTimeTooSkewed": "Set the clock of this machine: it differs too much from the server's.",
 }
+_REFUSED_KEYS: Final = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+"""Amazon answers these with 400, as if the request were malformed."""
 _OTHER_ACCOUNT: Final = (
     f"{AccessDeniedError.default_hint} If another account has written the object, it may be closed"
     " to this one: use keys of one account on all machines."
@@ -84,7 +88,8 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
         return MissingError(f"there is no {url}")
     if status == 412 or isinstance(error, (AlreadyExistsError, PreconditionError)):
         return LostRaceError(f"{url}: another writer was first")
-    if status in {401, 403} or isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+    is_refused = status in {401, 403} or code in _REFUSED_KEYS
+    if is_refused or isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
         is_object = doing == "read" and code == "AccessDenied"
         return AccessDeniedError(message, hint=_OTHER_ACCOUNT if is_object else _HINTS.get(code))
     if status == 501 or isinstance(error, (NotSupportedError, NotImplementedError)):

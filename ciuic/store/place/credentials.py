@@ -68,23 +68,21 @@ def find_access_key(path: str, environment: Mapping[str, str]) -> AccessKey | No
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
         parser.read_string(_read(path))
-        section = parser[profile]
-        return AccessKey(
-            id=section["aws_access_key_id"],
-            secret=section["aws_secret_access_key"],
-            token=section.get("aws_session_token", ""),
-        )
-    except KeyError:
-        raise UsageError(
-            f"the credentials file {path} has no access key in its section [{profile}]",
-            hint="It needs the lines aws_access_key_id = ... and aws_secret_access_key = ...",
-        ) from None
+        section = dict(parser.items(profile)) if parser.has_section(profile) else {}
     except (configparser.Error, UnicodeDecodeError):
         # Not chained: the parser's message quotes the line.
         raise UsageError(
             f"the credentials file {path} is not in the format of ~/.aws/credentials",
             hint="It needs a section [default] with lines 'name = value'.",
         ) from None
+    key_id, secret = section.get("aws_access_key_id"), section.get("aws_secret_access_key")
+    # Also if one of them is empty, as in a template: the server's answer would not say so.
+    if not key_id or not secret:
+        raise UsageError(
+            f"the credentials file {path} has no access key in its section [{profile}]",
+            hint="It needs the lines aws_access_key_id = ... and aws_secret_access_key = ...",
+        )
+    return AccessKey(key_id, secret, section.get("aws_session_token", ""))
 
 
 def _read(path: str) -> str:
