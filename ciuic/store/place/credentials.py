@@ -75,7 +75,8 @@ def find_access_key(path: str, environment: Mapping[str, str]) -> AccessKey | No
             f"the credentials file {path} is not in the format of ~/.aws/credentials",
             hint="It needs a section [default] with lines 'name = value'.",
         ) from None
-    key_id, secret = section.get("aws_access_key_id"), section.get("aws_secret_access_key")
+    key_id = section.get("aws_access_key_id", "")
+    secret = section.get("aws_secret_access_key", "")
     # Also if one of them is empty, as in a template: the server's answer would not say so.
     if not key_id or not secret:
         raise UsageError(
