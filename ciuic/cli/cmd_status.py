@@ -17,6 +17,7 @@ from ciuic.cli.table import (
 from ciuic.control import request_status
 from ciuic.copy.record import standings
 from ciuic.maintain.scrub.pack_health import health
+from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.units import (
     format_duration,
@@ -59,6 +60,11 @@ def command(session: Session, *, as_json: bool) -> None:
         lines.append(("newest", f"{newest.id} of {when}, {format_duration(age_s)} ago"))
     lines += check_lines(checks)
     lines += [("copy", printable(f"{copy.name} {copy.sentence()}")) for copy in copies]
-    lines += [("daemon", "not running on this store")] if daemon is None else daemon_lines(daemon)
+    if daemon is not None:
+        lines += daemon_lines(daemon)
+    elif is_url(path):  # the socket is in the cache directory of the daemon's user
+        lines.append(("daemon", "none of this user on this store; those of others are not seen"))
+    else:
+        lines.append(("daemon", "not running on this store"))
     for key, value in lines:
         print_pair(f"{key}:", value, 9)
