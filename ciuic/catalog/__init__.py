@@ -16,6 +16,7 @@ from ciuic.catalog.find import (
     ambiguous,
     check_tags,
     find_snapshot,
+    holding_roots,
     means_otherwise,
     passed_over,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "damaged_manifests",
     "damaged_since",
     "find_snapshot",
+    "holding_roots",
     "labelled",
     "latest_snapshot",
     "list_and_check",
