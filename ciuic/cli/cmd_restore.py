@@ -34,7 +34,7 @@ from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.system.clock import SystemClock
+from ciuic.system.clock import SystemClock, from_local_text
 from ciuic.system.machine import this_machine
 from ciuic.units import (
     counted,
@@ -259,11 +259,15 @@ def _note_machine(store: Store, text: str, chosen: SnapshotSummary, paths: Seque
     if is_named or chosen.owner.machine.is_same(here.machine):
         return
     holding = holding_roots(list_snapshots(store), paths)
+    until = ""
+    if from_local_text(text) is not None:
+        until = " until then"
+        holding = [found for found in holding if found.taken_ns <= chosen.taken_ns]
     own = next((found for found in holding if found.owner.is_same(here)), None)
     if own is not None:
         click.echo(
             f"ciuic: {chosen.id} was taken on {printable(chosen.host)}; the newest snapshot of this"
-            f" machine is {own.id}",
+            f" machine{until} is {own.id}",
             err=True,
         )
 

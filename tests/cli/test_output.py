@@ -108,7 +108,7 @@ CHANGE: Shape = {
     "difference_bytes": (int, NoneType),
     "new_bytes": (int, NoneType),
 }
-STATUS: Shape = {"store": str, "daemon": (dict, NoneType), "newest": LISTED}
+STATUS: Shape = {"store": str, "daemon": (dict, NoneType), "newest": LISTED, "newest_here": LISTED}
 DOCTOR: Shape = {
     "ok": bool,
     "counts": {"ok": int, "note": int, "warning": int, "problem": int},

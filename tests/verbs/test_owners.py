@@ -27,6 +27,7 @@ from ciuic.snapshot.report import TakeReport
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.store import open_store
 from ciuic.system import machine as machine_module
+from ciuic.system.clock import local_time_text
 from ciuic.system.machine import Machine, this_machine
 from ciuicd.taking import newest_taken_ns
 from tests.kit.box import Box
@@ -63,6 +64,9 @@ class Shared:
         ):
             patch.setattr(plan_module, "this_machine", lambda: on)
             return take_snapshot(store, request, clock=ManualClock(self._now_ns))
+
+    def pass_hours(self, count: int) -> None:
+        self._now_ns += count * HOUR_NS
 
     def take_state(self) -> TakeReport:
         """Take a snapshot as the library does."""
@@ -231,6 +235,11 @@ def test_a_restore_says_that_latest_is_of_another_machine(shared: Shared, tmp_pa
     elsewhere.mkdir()
     shared.take(elsewhere)  # newer, but it has not what is restored
     assert said in shared.box.ciuic("restore", "-s", "latest", *target).err
+    moment = local_time_text(shared.listed()[theirs].taken_ns + 10**9)
+    shared.take()
+    done = shared.box.ciuic("restore", "-s", moment, *target)
+    assert f"{theirs} was taken on gpu2; the newest snapshot of this machine until" in done.err
+    assert f"then is {ours}" in done.err
     assert "gpu2" not in shared.box.ciuic("restore", "-s", theirs[:12], *target).err
     assert "gpu2" not in shared.box.ciuic("restore", "-s", ours, *target).err
 
@@ -373,6 +382,28 @@ def test_the_list_shows_and_selects_what_differs(shared: Shared) -> None:
     assert nothing.err == f"no snapshot was taken on the host 'GPU2'; the hosts are {hosts}\n"
     nothing = shared.box.ciuic("list", "--host", "gpu2", "--origin", "daemon")
     assert nothing.err.endswith("has the origin 'daemon'\n")
+
+
+def test_the_status_says_on_which_machine_the_newest_snapshot_is_and_names_that_of_this_one(
+    shared: Shared,
+) -> None:
+    def said() -> list[str]:
+        return shared.box.ciuic("status").out.splitlines()
+
+    shared.take(on=OTHER)
+    assert "here:    no snapshot of this machine" in said()
+    ours = shared.take().id
+    assert not [line for line in said() if line.startswith("here") or "gpu2" in line]
+    theirs = shared.take(on=OTHER).id
+    newest, here = said()[1:3]
+    assert newest.startswith(f"newest:  {theirs} of ")
+    assert newest.endswith(" ago, on gpu2")
+    assert here.startswith(f"here:    {ours} of ")
+    document = shared.box.ciuic("status", "--json").document
+    assert (document["newest"]["id"], document["newest_here"]["id"]) == (theirs, ours)
+    shared.pass_hours(200)
+    shared.take(on=OTHER)
+    assert said()[1].endswith(", in the future: a clock was wrong, on gpu2")
 
 
 def test_the_versions_of_a_path_say_on_which_machine_they_are(shared: Shared) -> None:
