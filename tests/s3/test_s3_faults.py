@@ -277,6 +277,13 @@ def test_credentials_that_are_refused_for_a_known_reason_come_with_a_remedy(
     assert hint in caught.value.hint
 
 
+def test_a_look_that_is_refused_without_a_reason_may_be_of_expired_credentials(place, proxy):
+    proxy.always(faults.status(400))
+    with pytest.raises(AccessDeniedError, match="answered 400") as caught:
+        place.size_bytes("a")
+    assert "temporary" in caught.value.hint
+
+
 @pytest.fixture
 def key_file(tmp_path):
     """A file with an access key that the server does not know."""
@@ -312,8 +319,10 @@ def test_a_request_that_is_refused_is_sent_again_with_the_new_key_of_the_file(
     other.put("a", b"x" * 10_000_000)
     options = PlaceOptions(endpoint=server.endpoint, credentials_file=str(key_file))
     place = open_place(address, {}, options)
-    with pytest.raises(AccessDeniedError, match="the server answered 403"):
+    with pytest.raises(AccessDeniedError, match="the server answered 403") as caught:
         act(place)
+    if "InvalidAccessKeyId" in caught.value.message:  # an answer to HEAD does not say it
+        assert f"that of {key_file}" in caught.value.hint
     key_file.write_text("")  # it is just being written
     with pytest.raises(AccessDeniedError):
         act(place)

@@ -54,10 +54,11 @@ def open_place(
         return DirectoryPlace(url.path, clock=clock)
     prefix = url.path.strip("/")
     renewed: Callable[[], Clients | None] | None = None
+    key_source = ""
     try:
         if url.scheme == "s3":
             bucket = _S3(url.netloc, prefix, options, environment)
-            clients, renewed = bucket.clients(), bucket.renewed
+            clients, renewed, key_source = bucket.clients(), bucket.renewed, bucket.key_source
         elif url.scheme == "gs":
             clients = _same(_gcs(url.netloc, prefix, options))
         else:
@@ -69,7 +70,14 @@ def open_place(
             hint="Check the endpoint, the region and the credentials file.",
         ) from None
     name = f"{url.scheme}://{url.netloc}/{prefix}"
-    return ObjectPlace(name, clients, renewed=renewed, clock=clock, patience_s=options.patience_s)
+    return ObjectPlace(
+        name,
+        clients,
+        renewed=renewed,
+        key_source=key_source,
+        clock=clock,
+        patience_s=options.patience_s,
+    )
 
 
 class _S3:
@@ -83,6 +91,11 @@ class _S3:
         self._options = options
         self._environment = environment
         self._key = find_access_key(options.credentials_file, environment)
+
+    @property
+    def key_source(self) -> str:
+        """What has named the access key; empty: the client asks the machine for one."""
+        return self._key.source if self._key is not None else ""
 
     def clients(self) -> Clients:
         """Return clients with the access key."""

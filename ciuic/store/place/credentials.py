@@ -24,11 +24,13 @@ class AccessKey:
         id: Names the key.
         secret: Proves its possession.
         token: Belongs to a temporary key; else empty.
+        source: What has named it: a file, or a variable.
     """
 
     id: str = field(repr=False)
     secret: str = field(repr=False)
     token: str = field(repr=False)
+    source: str
 
 
 def find_access_key(path: str, environment: Mapping[str, str]) -> AccessKey | None:
@@ -50,7 +52,8 @@ def find_access_key(path: str, environment: Mapping[str, str]) -> AccessKey | No
         key_id = environment.get("AWS_ACCESS_KEY_ID", "")
         secret = environment.get("AWS_SECRET_ACCESS_KEY", "")
         if key_id and secret:
-            return AccessKey(key_id, secret, environment.get("AWS_SESSION_TOKEN", ""))
+            token = environment.get("AWS_SESSION_TOKEN", "")
+            return AccessKey(key_id, secret, token, "AWS_ACCESS_KEY_ID")
         if key_id or secret:
             names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
             there, missing = names if key_id else names[::-1]
@@ -83,7 +86,7 @@ def find_access_key(path: str, environment: Mapping[str, str]) -> AccessKey | No
             f"the credentials file {path} has no access key in its section [{profile}]",
             hint="It needs the lines aws_access_key_id = ... and aws_secret_access_key = ...",
         )
-    return AccessKey(key_id, secret, section.get("aws_session_token", ""))
+    return AccessKey(key_id, secret, section.get("aws_session_token", ""), path)
 
 
 def _read(path: str) -> str:

@@ -66,6 +66,7 @@ class ObjectPlace:
         clients: Clients,
         *,
         renewed: Callable[[], Clients | None] | None = None,
+        key_source: str = "",
         clock: Clock | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -76,6 +77,7 @@ class ObjectPlace:
             clients: Clients whose prefix is the place.
             renewed: Called when the server refuses the credentials. Returns clients with others,
                 or None if there are no others.
+            key_source: What has named the access key: a file or a variable; empty: unknown.
             clock: Measures and makes the pauses between attempts.
             patience_s: No attempt begins later than this after the first one has failed.
         """
@@ -83,6 +85,7 @@ class ObjectPlace:
         self._clients = clients
         self._renewed = renewed
         self._renewal = threading.Lock()
+        self._key_source = key_source
         self._retries = Retries(clock or SystemClock(), patience_s, self._name)
         self._pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="ranges")
         self._bare_tags = False
@@ -149,7 +152,7 @@ class ObjectPlace:
                 return next(pages, None)
             except CLIENT_ERRORS as error:
                 pages = None  # the next attempt begins after the last key
-                raise sorted_error(error, "list", self._url(folder)) from None
+                raise self._sorted(error, "list", folder) from None
 
         def attempt() -> Sequence[Listed] | None:
             return self._renewing(next_page)
@@ -279,7 +282,7 @@ class ObjectPlace:
             ) from None
 
     def _sorted(self, error: Exception, doing: str, key: str) -> Exception:
-        return sorted_error(error, doing, self._url(key))
+        return sorted_error(error, doing, self._url(key), self._key_source)
 
     def _url(self, key: str) -> str:
         return f"{self._name}/{key}" if key else self._name
