@@ -102,7 +102,14 @@ def _restore(
     dry_run: bool,
 ) -> RestoreReport:
     """Restore, or find out what that would do: its refusals come before anything else."""
-    request = RestoreRequest(paths, overwrite=True, delete=delete, dry_run=dry_run, is_noted=True)
+    request = RestoreRequest(
+        paths,
+        overwrite=True,
+        delete=delete,
+        dry_run=dry_run,
+        refuses_being_written=True,
+        is_noted=True,
+    )
     with (
         interruptible() as cancelled,
         opened(session) as store,
@@ -190,8 +197,8 @@ def _save(
         which = f", such as {path_text(lacking[0].path)}: {lacking[0].what}" if lacking else ""
         raise CiuicError(
             f"{report.id} could not save everything that is there now{which}; nothing was restored",
-            hint="Stop the program that writes there, and try again. 'ciuic restore --overwrite'"
-            " replaces the files without saving them.",
+            hint="Stop the program that writes there, and try again. 'ciuic restore --overwrite"
+            " --force' replaces the files without saving them.",
         )
     return report
 

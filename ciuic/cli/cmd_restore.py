@@ -105,6 +105,9 @@ _REMEDIES: Final = (
 )
 @click.option("--overwrite", is_flag=True, help="Replace files at the target that differ.")
 @click.option("--delete", is_flag=True, help="Also remove files that the snapshot does not have.")
+@click.option(
+    "--force", is_flag=True, help="Replace and delete files that a program is writing, too."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @click.option(
     "--fallback",
@@ -127,6 +130,7 @@ def command(
     exclude: tuple[str, ...],
     overwrite: bool,
     delete: bool,
+    force: bool,
     dry_run: bool,
     fallback: bool,
     no_hot: bool,
@@ -135,7 +139,10 @@ def command(
     """Restore files or directories from a snapshot.
 
     Each file appears complete, or not at all; files that are already right are left alone. If a
-    target exists, ciuic changes nothing unless you give --overwrite. A second restore of a
+    target exists, ciuic changes nothing unless you give --overwrite. With --overwrite, it changes
+    nothing if it would replace or delete a file that a running program has open for writing,
+    because the program would go on writing to the old file, which has no name anymore; --force
+    replaces it. ciuic sees the programs of other users only as root. A second restore of a
     directory waits while the first one is at work; after 30 seconds, it is refused. The lock is
     that of flock(1), so 'flock DIR ciuic restore ...' works. You can run an interrupted restore
     again. If the snapshot still has reflink copies, ciuic restores large files from them without
@@ -162,6 +169,7 @@ def command(
         dry_run=dry_run,
         fallback=fallback,
         hot=not no_hot,
+        refuses_being_written=overwrite and not force,
         is_noted=True,
     )
     with (

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 from ciuic.errors import CiuicError, CorruptionError
 from ciuic.progress import Progress
+from ciuic.restore.being_written import refuse_being_written
 from ciuic.restore.holds import alone_in
 from ciuic.restore.passes import Run, open_directory, target_errors
 from ciuic.restore.report import RestoreReport
@@ -58,9 +59,9 @@ def restore(
         UsageError: The request contradicts itself.
         PathNotFoundError: The snapshot does not have a path, or the patterns leave out all paths;
             nothing was changed.
-        TargetError: A target exists and may not be overwritten, or another restore is at work in
-            it, and nothing was changed; or the target's file system failed, and what was restored
-            by then stays.
+        TargetError: A target exists and may not be overwritten, a program is writing in it, or
+            another restore is at work in it, and nothing was changed; or the target's file system
+            failed, and what was restored by then stays.
         CorruptionError: A directory above a path is damaged, and with ``fallback`` no older
             snapshot has the path; nothing was changed.
         StoreError: The store cannot be used; what was restored by then stays.
@@ -83,6 +84,8 @@ def restore(
     refuse_existing(targets, overwrite=request.overwrite)
     report = RestoreReport(dry_run=request.dry_run)
     run = Run(store, manifest, request, selection, report, cancelled, progress)
+    if request.refuses_being_written:
+        refuse_being_written(run, targets, _left_out(manifest))
     try:
         with alone_in(run, _whole_directories(run, targets)):
             being_written = _place_all(run, targets, lost)
