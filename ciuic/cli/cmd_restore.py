@@ -211,6 +211,11 @@ def _restore(
     shown: Reporter,
 ) -> RestoreReport:
     """Restore with a progress bar; if that ends with an error, first say what was written."""
+
+    def warn(warning: PathWarning) -> None:
+        with shown.away():
+            _print_note(warning)
+
     # With GLOBs the total is not known until every path has been compared with them.
     expected = () if request.include or request.exclude else request.paths
     try:
@@ -222,6 +227,7 @@ def _restore(
                 clock=SystemClock(),
                 cancelled=cancelled,
                 progress=shown,
+                warn=None if request.dry_run else warn,
             )
     except CiuicError as error:
         _print_done(error)
@@ -360,6 +366,10 @@ def print_restored(snapshot_id: str, report: RestoreReport, *, in_bucket: bool =
             err=True,
         )
     for note in report.notes:
-        click.echo(f"{printable(note.path)}: {printable(note.what)}", err=True)
+        _print_note(note)
     for bad in report.failed:
         click.echo(f"not restored: {printable(bad.path)}: {printable(bad.what)}", err=True)
+
+
+def _print_note(note: PathWarning) -> None:
+    click.echo(f"{printable(note.path)}: {printable(note.what)}", err=True)
