@@ -20,6 +20,7 @@ from ciuic.web.models import ComparedRun, RunComparison, RunList
 from ciuic.web.reading import Reading
 from ciuic.web.shown import meant, sent
 from ciuic.web.snapshots import Listed
+from ciuic.web.turns import Turns
 
 __all__ = ["RUNS_MIN", "Runs", "bests"]
 
@@ -37,9 +38,13 @@ class Runs:
 
     Args:
         reading: Reads the store.
+
+    Attributes:
+        turns: Of the requests that compare runs.
     """
 
     def __init__(self, reading: Reading) -> None:
+        self.turns = Turns()
         self._reading = reading
         self._courses = Courses()
         self._offsets = Offsets()

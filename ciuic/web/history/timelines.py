@@ -31,6 +31,7 @@ from ciuic.web.models import (
 from ciuic.web.reading import Reading, snapshot_answer
 from ciuic.web.shown import meant, sent
 from ciuic.web.snapshots import Listed
+from ciuic.web.turns import Turns
 
 __all__ = ["COMPARED_MAX", "Timelines", "compared_answer", "finite"]
 
@@ -51,9 +52,13 @@ class Timelines:
         reading: Reads the store.
         logs: Logs of training programs, or patterns that name several.
         clock: Tells whether a log has changed lately.
+
+    Attributes:
+        turns: Of the requests that read logs.
     """
 
     def __init__(self, reading: Reading, logs: Sequence[bytes], clock: Clock) -> None:
+        self.turns = Turns()
         self._reading = reading
         self._clock = clock
         self._logs = tuple(logs)
