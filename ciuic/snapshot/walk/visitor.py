@@ -180,7 +180,7 @@ class Visitor:
         self._tally.append(parent, entry)
 
     def _skip(self, parent: WalkedDirectory, entry: Entry, status: os.stat_result) -> None:
-        if self._pseudo.is_ciuic(status):  # /proc and /sys surprise nobody
+        if self._pseudo.is_ciuic(status):  # users know /proc and /sys
             self._warn(parent, entry.name, self._pseudo.why_left_out(status), harmless=True)
         entry.state = SKIPPED
         self._tally.append(parent, entry)

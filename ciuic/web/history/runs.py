@@ -16,11 +16,11 @@ from ciuic.timeline.run_compare import Metrics, compare_runs, parse_best
 from ciuic.timeline.run_compare import RunComparison as Comparison
 from ciuic.timeline.runs import find_run, known_runs
 from ciuic.web.history.timelines import COMPARED_MAX, compared_answer, finite
+from ciuic.web.history.turns import Turns
 from ciuic.web.models import ComparedRun, RunComparison, RunList
 from ciuic.web.reading import Reading
 from ciuic.web.shown import meant, sent
 from ciuic.web.snapshots import Listed
-from ciuic.web.turns import Turns
 
 __all__ = ["RUNS_MIN", "Runs", "bests"]
 

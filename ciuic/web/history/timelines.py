@@ -19,6 +19,7 @@ from ciuic.timeline.curve import Point
 from ciuic.timeline.logs import fields_of
 from ciuic.timeline.placing import Offsets, PlacedLogs
 from ciuic.timeline.timeline import Timeline, make_timeline
+from ciuic.web.history.turns import Turns
 from ciuic.web.models import (
     ChangedFiles,
     ComparedSnapshot,
@@ -31,7 +32,6 @@ from ciuic.web.models import (
 from ciuic.web.reading import Reading, snapshot_answer
 from ciuic.web.shown import meant, sent
 from ciuic.web.snapshots import Listed
-from ciuic.web.turns import Turns
 
 __all__ = ["COMPARED_MAX", "Timelines", "compared_answer", "finite"]
 

@@ -18,7 +18,7 @@ __all__ = ["Turns"]
 
 _TOGETHER: Final = 2
 _GIVEN_UP: Final = 499
-"""Nobody reads this status: it is what nginx logs."""
+"""No client reads this status. nginx logs the same one."""
 
 
 class Turns:
