@@ -176,10 +176,10 @@ class Workers:
                 if failures:
                     running = [one for one in running if not one.cancel()]
                 while running:
-                    error = running[0].exception()
+                    failure = running[0].exception()
                     running.pop(0)
-                    if error is not None:
-                        failures.append(error)
+                    if failure is not None:
+                        failures.append(failure)
             except BaseException as error:  # noqa: BLE001 - it is raised below
                 failures.append(error)
         if failures:
