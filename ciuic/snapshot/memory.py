@@ -202,7 +202,9 @@ class _Run:
     ) -> None:
         self._began_s = clock.monotonic_s()
         self._store, self._request, self._clock = store, request, clock
-        self._plan: SnapshotPlan = plan_snapshot(store, _asked(request), clock)
+        self._plan: SnapshotPlan = plan_snapshot(
+            store, _asked(request), clock, moment_ns=request.taken_ns
+        )
         self._taken_ns = request.taken_ns or self._plan.taken_ns
         self._id = store.new_snapshot_id()
         self._writer: StoreWriter = new_writer(
