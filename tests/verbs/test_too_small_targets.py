@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.box import Box
-from tests.kit.filesystems import tmpfs
+from tests.kit.filesystems import disk, tmpfs
 from tests.kit.program import Outcome
 
 MIB = 1024 * 1024
@@ -84,3 +84,22 @@ def test_a_file_system_that_saves_space_is_not_refused(box: Box, tmp_path: Path)
         assert outcome.code == 0, outcome.err
         assert WARNING in outcome.err
         assert (small / box.source.name / "sparse").stat().st_size == 64 * MIB
+
+
+def test_blocks_that_are_shared_with_a_reflink_copy_take_no_space(box: Box, tmp_path: Path):
+    with disk("xfs", tmp_path, size_mib=320) as mounted:
+        box.source = mounted.path / "source"
+        box.source.mkdir()
+        box.configure()
+        (box.source / "model.pt").write_bytes(os.urandom(100 * MIB))
+        taken = box.ciuic("snapshot")
+        assert taken.code == 0, taken.err
+        free = os.statvfs(mounted.path)
+        spare_bytes = free.f_bavail * free.f_frsize - 40 * MIB
+        (mounted.path / "filler").write_bytes(bytes(spare_bytes))
+        shared = restore(box, mounted.path / "new")
+        copied = restore(box, mounted.path / "copied", "--no-hot", "--dry-run")
+
+        assert shared.code == 0, shared.err
+        assert WARNING not in shared.err
+        assert WARNING in copied.err
