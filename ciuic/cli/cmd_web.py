@@ -20,6 +20,7 @@ from ciuic.guard.logs.paths import log_files
 from ciuic.report.doctor.findings import Subject
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
+from ciuic.system.packages import pip_install
 from ciuic.units import counted
 
 __all__ = ["command"]
@@ -113,7 +114,7 @@ def command(
     except ModuleNotFoundError as error:
         raise CiuicError(
             f"the page needs the Python package {error.name}, which is not installed",
-            hint="Install it: pip install 'ciuic[web]'.",
+            hint=f"Install it: {pip_install('ciuic[web]')}",
         ) from error
     for log in logs:
         if not any(map(os.path.exists, log_files([absolute(log)]))):

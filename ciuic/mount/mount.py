@@ -18,6 +18,7 @@ from ciuic.mount.snapshots import MountedSnapshot, added_entry
 from ciuic.mount.trees import Trees
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
+from ciuic.system.packages import pip_install
 
 __all__ = ["MountRequest", "check_point", "mount_snapshots", "require_fuse"]
 
@@ -64,7 +65,7 @@ def require_fuse() -> None:
     except ModuleNotFoundError as error:
         raise CiuicError(
             "mounting needs the Python package mfusepy, which is not installed",
-            hint="Install it: pip install 'ciuic[mount]'.",
+            hint=f"Install it: {pip_install('ciuic[mount]')}",
         ) from error
     except (OSError, AttributeError) as error:
         raise CiuicError(

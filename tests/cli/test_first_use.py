@@ -1,6 +1,7 @@
 """The output of commands for a first-time user and for a monitoring job."""
 
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -198,3 +199,15 @@ def test_a_list_that_is_cut_says_how_many_are_missing_and_where_they_are(
     lists.print_rest(total, named, "pack")
 
     assert capsys.readouterr().out == said
+
+
+def test_a_missing_package_is_installed_for_the_python_that_runs_ciuic(
+    taken: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "ciuic.web.server", raising=False)
+
+    done = taken.run_here("web")
+
+    assert done.code == 1
+    assert f"Install it: {sys.executable} -m pip install 'ciuic[web]'" in done.err

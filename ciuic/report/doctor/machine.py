@@ -14,6 +14,7 @@ from ciuic.snapshot.pace.disk_waits import are_disk_waits_counted
 from ciuic.snapshot.pace.pressure import pressure_of_others
 from ciuic.store.place.keys import is_url
 from ciuic.system.core import VARIABLE, state
+from ciuic.system.packages import pip_install
 from ciuic.system.priority import describe_schedulers
 from ciuic.units import counted, format_duration
 
@@ -92,8 +93,9 @@ def _core() -> Finding:
 def _cuts() -> Iterator[Finding]:
     if not IS_COMPILED:
         what = "pyfastcdc lacks its compiled extension: no file is cut by its content"
-        advice = "Install a wheel of it, or a C compiler and then 'pip install --force-reinstall"
-        yield Finding(NOTE, "chunking", what, f"{advice} --no-binary pyfastcdc pyfastcdc'.")
+        build = pip_install("--force-reinstall", "--no-binary", "pyfastcdc", "pyfastcdc")
+        advice = f"Install a wheel of it, or a C compiler and then: {build}"
+        yield Finding(NOTE, "chunking", what, advice)
 
 
 def examine_machine(subject: Subject) -> Iterator[Finding]:
