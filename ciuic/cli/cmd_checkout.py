@@ -64,9 +64,9 @@ def command(
     First, ciuic reads and checks every byte that the snapshot has of PATHs. If any is damaged, it
     changes nothing. Then it takes a snapshot of what is there now, with the tag 'before-checkout'.
     If a program is writing there, so that this snapshot lacks something, ciuic restores nothing,
-    and takes the tag off again. Otherwise it restores PATHs with --overwrite. To go back, check out the snapshot that it has
-    taken. If PATHs already match the snapshot, it takes none. ciuic takes damaged chunks from the
-    configured copies. The exit codes are those of 'ciuic restore'.
+    and takes the tag off again. Otherwise it restores PATHs with --overwrite. To go back, check out
+    the snapshot that it has taken. If PATHs already match the snapshot, it takes none. ciuic takes
+    damaged chunks from the configured copies. The exit codes are those of 'ciuic restore'.
     """
     if not dry_run:
         refuse_in_hook(os.environ)

@@ -12,6 +12,7 @@ from ciuic.cli.lists import shown_part
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import (
     ShortOptionsCommand,
+    WholeNumber,
     given,
     json_option,
     local_directory,
@@ -52,7 +53,7 @@ _SHOWN_MAX = 20
 @click.option(
     "--files",
     "files_max",
-    type=click.IntRange(1, 100_000),
+    type=WholeNumber(1, 100_000),
     default=20,
     show_default=True,
     metavar="N",

@@ -10,6 +10,7 @@ from ciuic.cli.checks import check_lines
 from ciuic.cli.opening import opened, warn_damaged
 from ciuic.cli.options import (
     ShortOptionsCommand,
+    WholeNumber,
     given,
     json_option,
 )
@@ -54,12 +55,12 @@ __all__ = ["command"]
 )
 @click.option(
     "--depth",
-    type=click.IntRange(0, 64),
+    type=WholeNumber(0, 64),
     metavar="N",
     help="With --by path: how far below the roots.  [default: 1]",
 )
 @click.option(
-    "--top", type=click.IntRange(1), metavar="N", help="With --by: the largest N.  [default: 20]"
+    "--top", type=WholeNumber(1), metavar="N", help="With --by: the largest N.  [default: 20]"
 )
 @json_option
 @click.pass_obj

@@ -10,7 +10,7 @@ from ciuic.cli.candidates import known_tags
 from ciuic.cli.chart import Mark, chart_lines, has_unicode, number_text
 from ciuic.cli.lists import none_matches
 from ciuic.cli.opening import shown_ids, warn_damaged
-from ciuic.cli.options import absolute, copies_option, given, json_option, logs_option
+from ciuic.cli.options import WholeNumber, absolute, copies_option, given, json_option, logs_option
 from ciuic.cli.progress import progress
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import brief, coloured, labels, print_json, printable
@@ -73,7 +73,7 @@ _COLUMNS: Final = (
 @click.option("--tag", metavar="T", shell_complete=known_tags, help="Only snapshots with this tag.")
 @click.option("--root", metavar="P", callback=given, help="Only snapshots of this root.")
 @click.option(
-    "--top", type=click.IntRange(1), metavar="N", help="List the newest N snapshots.  [default: 20]"
+    "--top", type=WholeNumber(1), metavar="N", help="List the newest N snapshots.  [default: 20]"
 )
 @copies_option
 @json_option
