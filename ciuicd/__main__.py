@@ -46,6 +46,7 @@ from ciuic.snapshot.hooks import refuse_in_hook
 from ciuic.source.freeze.area import make_top
 from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.freeze.methods import SUBVOLUME, choose
+from ciuic.source.roots import absent_roots
 from ciuic.store.addressed import local_directory
 from ciuic.store.place.keys import is_url
 from ciuic.system import durable
@@ -108,7 +109,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.copy:
         return DONE if _copy(load_settings(path)) else FAILED
     if options.check:
-        load_settings(path)
+        for root in absent_roots(load_settings(path).all_paths):
+            # Only a warning: the daemon may start before the directory is made or mounted.
+            _log.warning("%s: there is no directory %s", path, root)
         return DONE
     refuse_in_hook(os.environ)
     settings = load_settings(path)
@@ -174,7 +177,8 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--check",
         action="store_true",
-        help="load the configuration, and exit; with 2 if it cannot be used",
+        help="load the configuration, name the directories in it that do not exist, and exit; with"
+        " 2 if it cannot be used",
     )
     what.add_argument(
         "--link-store",

@@ -17,6 +17,7 @@ from ciuic.cli.table import (
 from ciuic.control import request_status
 from ciuic.copy.record import standings
 from ciuic.maintain.scrub.pack_health import health
+from ciuic.source.roots import absent_roots
 from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.units import (
     format_duration,
@@ -38,6 +39,7 @@ def command(session: Session, *, as_json: bool) -> None:
         control_path = store.path
         copies = standings(store, session.copies(), SystemClock().now_ns())
     daemon = request_status(control_path)
+    absent = absent_roots(session.store_settings().all_paths)
     if as_json:
         print_json(
             {
@@ -46,6 +48,7 @@ def command(session: Session, *, as_json: bool) -> None:
                 "newest": None if newest is None else newest.as_json(),
                 "checks": checks.as_json(),
                 "copies": [copy.as_json() for copy in copies],
+                "absent_paths": absent,
                 "damaged_snapshots": session.damaged_snapshots,
             }
         )
@@ -57,6 +60,7 @@ def command(session: Session, *, as_json: bool) -> None:
         age_s = max(0.0, (SystemClock().now_ns() - newest.taken_ns) / 1e9)
         when = local_time_text(newest.taken_ns)
         lines.append(("newest", f"{newest.id} of {when}, {format_duration(age_s)} ago"))
+    lines += [("absent", f"there is no directory {root}, which is configured") for root in absent]
     lines += check_lines(checks)
     lines += [("copy", printable(f"{copy.name} {copy.sentence()}")) for copy in copies]
     lines += [("daemon", "not running on this store")] if daemon is None else daemon_lines(daemon)

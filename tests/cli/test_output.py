@@ -108,7 +108,12 @@ CHANGE: Shape = {
     "difference_bytes": (int, NoneType),
     "new_bytes": (int, NoneType),
 }
-STATUS: Shape = {"store": str, "daemon": (dict, NoneType), "newest": LISTED}
+STATUS: Shape = {
+    "store": str,
+    "daemon": (dict, NoneType),
+    "newest": LISTED,
+    "absent_paths": [str],
+}
 DOCTOR: Shape = {
     "ok": bool,
     "counts": {"ok": int, "note": int, "warning": int, "problem": int},
@@ -295,6 +300,18 @@ def test_the_stats_and_status_documents_have_every_field(taken):
     assert stats["logical_bytes"] > stats["unique_bytes"] > 3_000_000
     check(status, STATUS)
     assert status["daemon"] is None
+    assert status["absent_paths"] == []
+
+
+def test_status_names_a_configured_directory_that_does_not_exist(fresh):
+    missing = fresh.source.with_name("misspelled")
+    fresh.configure(f"snapshot_paths = {fresh.source}, {missing}\nsnapshot_dir = {fresh.store}\n")
+
+    shown = fresh.run_here("status")
+
+    assert f"absent:  there is no directory {missing}, which is configured" in shown.out
+    assert shown.code == 0
+    assert fresh.run_here("status", "--json").document["absent_paths"] == [str(missing)]
 
 
 def test_ls_and_find_documents_have_every_field(taken):

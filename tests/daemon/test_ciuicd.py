@@ -57,6 +57,18 @@ def ciuicd(*arguments, environ=None):
     )
 
 
+def test_a_check_names_a_directory_that_does_not_exist_and_accepts_the_configuration(machine):
+    missing = machine.source.with_name("misspelled")
+    machine.config.write_text(
+        f"snapshot_paths = {machine.source}, {missing}\nsnapshot_dir = {machine.store}\n"
+    )
+
+    done = ciuicd("--config", machine.config, "--check")
+
+    assert done.returncode == 0
+    assert done.stderr == f"ciuicd: {machine.config}: there is no directory {missing}\n"
+
+
 def test_once_creates_the_store_and_takes_one_snapshot(machine):
     done = machine.once()
     assert done.returncode == 0, done.stderr
