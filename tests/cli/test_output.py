@@ -327,6 +327,23 @@ def test_ls_and_find_documents_have_every_field(taken):
     assert [one["target"] for one in links] == ["checkpoints/step-1.pt"]
 
 
+def test_a_diff_of_snapshots_of_different_directories_says_so(fresh, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("elsewhere")
+    first = fresh.snapshot()
+    second = fresh.snapshot(other)
+    both = fresh.snapshot(other, fresh.source)
+
+    shown = fresh.run_here("diff", first, second)
+    assert f"ciuic: B is not a snapshot of {fresh.source}: what is there counts as removed\n" in (
+        shown.err
+    )
+    assert f"ciuic: A is not a snapshot of {other}: what is there counts as added\n" in shown.err
+    assert fresh.run_here("diff", first, both).err.count("is not a snapshot of") == 1
+    assert "is not a snapshot of" not in fresh.run_here("diff", both, both).err
+
+
 def test_the_diff_document_names_each_change_once(taken):
     ids = [one["id"] for one in taken.run_here("list", "--json").document]
 
