@@ -26,6 +26,7 @@ import ciuic
 from ciuic.config.load import (
     CONFIG_VARIABLE,
     SYSTEM_PATHS,
+    config_options,
     find_config,
     load_settings,
     read_store_owner,
@@ -65,7 +66,8 @@ _log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until a signal stops it; return the exit code."""
     options = _parse(arguments)
-    set_up_logging(os.environ, SystemClock(), as_json=options.log == "json")
+    typed = config_options(find_config(options.config, os.environ))
+    set_up_logging(os.environ, SystemClock(), as_json=options.log == "json", typed=typed)
     try:
         return _run(options)
     except CiuicError as error:

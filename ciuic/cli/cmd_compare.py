@@ -15,6 +15,7 @@ from ciuic.cli.comparison import (
     print_runs,
     runs_document,
 )
+from ciuic.cli.hints import advise
 from ciuic.cli.opening import find_snapshot, shown_ids, warn_damaged
 from ciuic.cli.options import WholeNumber, absolute, copies_option, given, json_option, logs_option
 from ciuic.cli.progress import progress
@@ -126,7 +127,7 @@ def command(
         and compared.against.moves.unread
         for compared in found.snapshots
     ):
-        click.echo("ciuic: some tensors cannot be read: see 'ciuic verify'", err=True)
+        advise("ciuic: some tensors cannot be read: see 'ciuic verify'")
         sys.exit(DAMAGE)
 
 

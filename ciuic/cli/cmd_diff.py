@@ -12,6 +12,7 @@ from ciuic.cli.options import copies_option, json_option
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
+from ciuic.cli.table import print_pair
 from ciuic.errors import DAMAGE
 from ciuic.store.records.manifest import Manifest
 from ciuic.units import listed
@@ -59,7 +60,6 @@ def command(
     with opened_with_copies(session) as store:
         old = store.manifest(find_snapshot(session, store, before).id)
         new = store.manifest(find_snapshot(session, store, after).id)
-        _name_other_roots(old, new)
         if tensors:
             # Imported here because it loads numpy.
             from ciuic.cli.tensors import print_tensor_changes
@@ -68,6 +68,8 @@ def command(
         else:
             changes = diff(store, old, new)
             is_damaged = print_changes(store, old, changes, quick=quick, as_json=as_json)
+    # Last: above a long list, it would be out of sight.
+    _name_other_roots(old, new)
     if is_damaged:
         sys.exit(DAMAGE)
 
@@ -82,7 +84,5 @@ def _name_other_roots(before: Manifest, after: Manifest) -> None:
         roots = [printable(root.path) for root in one.roots if root.path not in held]
         if roots:
             named = listed(roots[:_NAMED_MAX], len(roots))
-            click.echo(
-                f"ciuic: {lacking} is not a snapshot of {named}: what is there counts as {sign}",
-                err=True,
-            )
+            what = f"{lacking} is not a snapshot of {named}: what is there counts as {sign}"
+            print_pair("ciuic:", what, len("ciuic: "), err=True)

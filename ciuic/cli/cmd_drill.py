@@ -7,6 +7,7 @@ import click
 
 from ciuic.catalog import LATEST
 from ciuic.cli.candidates import SNAPSHOT
+from ciuic.cli.hints import advise
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import shown_part
 from ciuic.cli.opening import find_snapshot, opened
@@ -157,7 +158,7 @@ def _print(report: DrillReport) -> None:
     if not report.is_dry_run:
         _print_restored(report, when)
     if report.damaged or report.different:
-        click.echo("'ciuic verify --checksum' names all that is damaged", err=True)
+        advise("'ciuic verify --checksum' names all that is damaged")
 
 
 def _print_restored(report: DrillReport, when: str) -> None:

@@ -10,6 +10,7 @@ from ciuic.catalog import HOW_TO_TAKE
 from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
+from ciuic.cli.hints import advise
 from ciuic.cli.opening import list_and_warn, opened, shown_ids
 from ciuic.cli.options import absolute, given, json_option
 from ciuic.cli.render import NO_SCHEDULE, host_text, print_json_array, printable
@@ -119,7 +120,7 @@ def command(
 
         print_list(matching, needless_columns(snapshots), chains, short, by_day=by_day)
     elif not session.damaged:
-        click.echo(wanted.absence(), err=True)
+        advise(wanted.absence())
 
 
 class _Form(NamedTuple):

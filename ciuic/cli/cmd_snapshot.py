@@ -9,6 +9,7 @@ import click
 
 from ciuic.cli.candidates import known_tags
 from ciuic.cli.expected import told_by_daemon
+from ciuic.cli.hints import hinted
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.options import absolute, given, json_option, size_bytes, wait_option
 from ciuic.cli.render import print_json, printable, warning_text
@@ -306,4 +307,5 @@ def _print_summary(report: Document) -> None:
         click.echo(warning_text(warning), err=True)
     named = len(report["trouble"])
     total = max(named, report["trouble_count"])
-    print_rest(total, named, "warning", err=True, document=f"'ciuic show {report['id']}'")
+    document = hinted(f"'ciuic show {report['id']}'")
+    print_rest(total, named, "warning", err=True, document=document)

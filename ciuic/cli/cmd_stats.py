@@ -7,6 +7,7 @@ import click
 from ciuic.catalog import latest_snapshot, list_snapshots
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.checks import check_lines
+from ciuic.cli.hints import advise, hinted
 from ciuic.cli.opening import opened, warn_damaged
 from ciuic.cli.options import (
     ShortOptionsCommand,
@@ -114,9 +115,8 @@ def command(
             print_weights(weights)
     if weights is not None and weights.unknown_count:
         count = counted(weights.unknown_count, "file or chunk", "files or chunks")
-        click.echo(
-            f"ciuic: {count} of {weights.snapshot_id} cannot be read; 'ciuic verify' shows which",
-            err=True,
+        advise(
+            f"ciuic: {count} of {weights.snapshot_id} cannot be read; 'ciuic verify' shows which"
         )
         sys.exit(DAMAGE)
 
@@ -155,4 +155,4 @@ def _print(document: Document, checks: Health) -> None:
     click.echo(counted(count, "snapshot"))
     print_table(("BYTES", Column("SIZE", right=True), Column("OF WHAT", cut=cut_end)), rows)
     for key, value in check_lines(checks):
-        print_pair(f"{key}:", value, len(key) + 2)
+        print_pair(f"{key}:", hinted(value), len(key) + 2)

@@ -5,6 +5,7 @@ import click
 from ciuic.catalog import latest_snapshot
 from ciuic.cli.checks import check_lines
 from ciuic.cli.daemon_lines import daemon_lines
+from ciuic.cli.hints import hinted
 from ciuic.cli.opening import opened, warn_damaged
 from ciuic.cli.options import (
     json_option,
@@ -65,4 +66,4 @@ def command(session: Session, *, as_json: bool) -> None:
     lines += [("copy", printable(f"{copy.name} {copy.sentence()}")) for copy in copies]
     lines += [("daemon", "not running on this store")] if daemon is None else daemon_lines(daemon)
     for key, value in lines:
-        print_pair(f"{key}:", value, 9)
+        print_pair(f"{key}:", hinted(value), 9)

@@ -9,6 +9,7 @@ from ciuic.catalog import HOW_TO_TAKE, LATEST, passed_over
 from ciuic.catalog import find_snapshot as find_named
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.copies import print_bucket_advice, print_holders
+from ciuic.cli.hints import advise, hinted
 from ciuic.cli.opening import opened
 from ciuic.cli.options import json_option
 from ciuic.cli.progress import Reporter, progress
@@ -124,7 +125,7 @@ def _print_damage(report: VerifyReport) -> None:
     for bad in report.unreachable:
         click.echo(f"{printable(os.fsdecode(bad.path))}: DAMAGED: {printable(bad.what)}")
     for copy in report.copies:
-        click.echo(f"{printable(os.fsdecode(copy.path))}: {printable(copy.what)}")
+        click.echo(f"{printable(os.fsdecode(copy.path))}: {hinted(printable(copy.what))}")
 
 
 def _print_remedies(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> None:
@@ -136,10 +137,10 @@ def _print_remedies(report: VerifyReport, *, checksum: bool, in_bucket: bool) ->
         else "nothing is lost: run 'ciuic repair --apply' before the damage grows"
     )
     if not in_bucket or not _has_lost_content(report):
-        print_pair("", f"{remedy}{later}", 0, err=True)
+        print_pair("", hinted(f"{remedy}{later}"), 0, err=True)
     if _has_lost_content(report):
         advice = "'ciuic restore --fallback' takes damaged paths from older snapshots"
-        print_pair("", advice, 0, err=True)
+        print_pair("", hinted(advice), 0, err=True)
         if in_bucket:
             print_bucket_advice()
 
@@ -148,9 +149,7 @@ def _print_summary(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> 
     if not report.ok:
         _print_remedies(report, checksum=checksum, in_bucket=in_bucket)
     if not report.snapshots:
-        click.echo(
-            f"ciuic: nothing was verified: the store has no snapshot. {HOW_TO_TAKE}", err=True
-        )
+        advise(f"ciuic: nothing was verified: the store has no snapshot. {HOW_TO_TAKE}")
     read = f", {format_bytes(report.read_bytes)} read" if checksum else ", content not read"
     click.echo(
         f"{len(report.snapshots)} verified, {counted(report.chunks, 'chunk')}{read},"

@@ -9,6 +9,7 @@ from typing import Final
 import click
 
 from ciuic import catalog
+from ciuic.cli.hints import advise
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import terminal_columns
@@ -77,7 +78,7 @@ def opened(
         for what in store.stuck.values():
             click.echo(f"ciuic: {printable(what)}; it stays", err=True)
         if any(not what.endswith(IS_DIRECTORY) for what in store.stuck.values()):
-            click.echo(f"       {UnreachableError.default_hint}", err=True)
+            advise(f"       {UnreachableError.default_hint}")
         yield store
 
 
@@ -118,10 +119,10 @@ def _warn(session: Session, unreadable: catalog.Unreadable, except_for: Collecti
     for snapshot_id, what in sorted(unreadable.manifests.items()):
         if snapshot_id not in except_for:
             session.damaged[snapshot_id] = what
-            click.echo(f"ciuic: {snapshot_id} cannot be read: {printable(what)}", err=True)
+            advise(f"ciuic: {snapshot_id} cannot be read: {printable(what)}")
     for snapshot_id, what in sorted(unreadable.marks.items()):
         if snapshot_id not in except_for:
-            click.echo(f"ciuic: {snapshot_id} counts as pinned: {printable(what)}", err=True)
+            advise(f"ciuic: {snapshot_id} counts as pinned: {printable(what)}")
 
 
 def chosen_snapshots(
@@ -160,5 +161,5 @@ def find_snapshot(
     for snapshot_id, what in catalog.passed_over(store, text, found).items():
         session.damaged[snapshot_id] = what
         reason = NEWER if text == catalog.LATEST else CLOSER
-        click.echo(f"ciuic: {snapshot_id} {reason}: {printable(what)}", err=True)
+        advise(f"ciuic: {snapshot_id} {reason}: {printable(what)}")
     return found

@@ -5,6 +5,7 @@ import os
 import click
 
 from ciuic.catalog import LATEST, list_snapshots
+from ciuic.cli.hints import advise
 from ciuic.cli.opening import find_snapshot, opened, warn_damaged
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
@@ -48,9 +49,7 @@ def _print_hot(report: ReflinkReport, *, only_newest: bool) -> None:
         for bad in snapshot.damaged:
             click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}")
     if not report.ok:
-        click.echo(
-            "use 'ciuic restore --no-hot'; 'ciuic snapshot --base' makes new copies", err=True
-        )
+        advise("use 'ciuic restore --no-hot'; 'ciuic snapshot --base' makes new copies")
     elif not report.copies:
         click.echo("there are no reflink copies to verify; restore reads the store", err=True)
     if only_newest:

@@ -35,6 +35,12 @@ class Session:
         self._settings: Settings | None = None
 
     @property
+    def options(self) -> list[str]:
+        """What the user typed to name the store, for the commands in messages."""
+        typed = (("--config", self.config), ("--store", self.store))
+        return [word for name, value in typed if value is not None for word in (name, value)]
+
+    @property
     def damaged_snapshots(self) -> list[dict[str, str]]:
         """``damaged`` in the form of JSON documents."""
         return [{"id": snapshot_id, "what": what} for snapshot_id, what in self.damaged.items()]

@@ -359,9 +359,14 @@ def test_pause_and_resume(machine):
     daemon = machine.start()
     daemon.wait_for_log("no warnings")
     asked = ("--config", machine.config)
-    assert "until 'ciuic resume'" in ciuic(*asked, "pause").out
-    assert "no scheduled snapshots until 'ciuic resume'" in ciuic(*asked, "status").out
-    assert "'ciuic resume' to end the pause" in ciuic(*asked, "doctor").out
+    assert f"until 'ciuic --config {machine.config} resume'" in ciuic(*asked, "pause").out
+    assert (
+        f"no scheduled snapshots until 'ciuic --config {machine.config} resume'"
+        in ciuic(*asked, "status").out
+    )
+    assert (
+        f"'ciuic --config {machine.config} resume' to end the pause" in ciuic(*asked, "doctor").out
+    )
     # A manual snapshot is still taken; after it, the main thread has seen the pause.
     request_snapshot(store_path(machine))
     count = len(machine.snapshots())

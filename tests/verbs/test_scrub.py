@@ -406,7 +406,7 @@ def test_the_command_tells_people_and_programs(two: Box) -> None:
     assert outcome.code == 4
     assert outcome.out.count(str(two.source / "sub" / "shared")) == 1
     assert all(one.id in outcome.out for one in two.snapshots())
-    assert "ciuic repair" in outcome.err
+    assert f"ciuic --config {two.config} repair" in outcome.err
     outcome = two.ciuic("scrub", "--json")
     assert outcome.code == 4
     document = outcome.document
