@@ -14,7 +14,7 @@ from ciuic.catalog.lost import (
 )
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, StoreError, UsageError
 from ciuic.ids import SnapshotId, matching_ids
-from ciuic.model import SnapshotSummary, complete_ones, newest_first
+from ciuic.model import SnapshotSummary, complete_ones, covers, newest_first
 from ciuic.store.store import Store
 from ciuic.system.clock import from_local_text, local_time_text
 from ciuic.units import counted
@@ -201,16 +201,7 @@ def _unless_id(store: Store, text: str, named: SnapshotSummary) -> SnapshotSumma
 
 def _holding(snapshots: list[SnapshotSummary], paths: Sequence[bytes]) -> list[SnapshotSummary]:
     """Return the snapshots whose roots hold all paths; all snapshots if none does."""
-    found = [
-        snapshot
-        for snapshot in snapshots
-        if all(any(_is_within(path, root) for root in snapshot.roots) for path in paths)
-    ]
-    return found or snapshots
-
-
-def _is_within(path: bytes, root: bytes) -> bool:
-    return path == root or path.startswith(root.rstrip(b"/") + b"/")
+    return [snapshot for snapshot in snapshots if covers(snapshot.roots, paths)] or snapshots
 
 
 def _latest_valid(store: Store, snapshots: list[SnapshotSummary]) -> SnapshotSummary:

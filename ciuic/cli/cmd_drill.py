@@ -10,7 +10,7 @@ from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.hints import advise
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import shown_part
-from ciuic.cli.opening import find_snapshot, opened
+from ciuic.cli.opening import find_snapshot, of_configuration, opened
 from ciuic.cli.options import (
     ShortOptionsCommand,
     WholeNumber,
@@ -115,7 +115,8 @@ def command(
         is_dry_run=dry_run,
     )
     with interruptible() as cancelled, opened(session) as store, progress("drill") as shown:
-        manifest = store.manifest(find_snapshot(session, store, snapshot_id).id)
+        listed = of_configuration(session, store, snapshot_id)
+        manifest = store.manifest(find_snapshot(session, store, snapshot_id, listed=listed).id)
         report = drill(store, manifest, request, clock=clock, cancelled=cancelled, progress=shown)
     if not dry_run:
         record_drill(

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -10,13 +11,14 @@ from ciuic.catalog import find_snapshot as find_named
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.copies import print_bucket_advice, print_holders
 from ciuic.cli.hints import advise, hinted
-from ciuic.cli.opening import opened
+from ciuic.cli.opening import of_configuration, opened
 from ciuic.cli.options import json_option
 from ciuic.cli.progress import Reporter, progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.errors import DAMAGE, UsageError
+from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.units import counted, format_bytes, format_duration
@@ -77,7 +79,8 @@ def _verify(
                 store, checksum=checksum, clock=SystemClock(), progress=shown.amount
             )
         else:
-            report = _verify_named(store, ids or (LATEST,), shown, checksum=checksum)
+            listed = None if ids else of_configuration(session, store, LATEST)
+            report = _verify_named(store, ids or (LATEST,), shown, checksum=checksum, listed=listed)
         if not report.ok:
             from ciuic.verify.alternatives import with_alternatives
 
@@ -97,9 +100,14 @@ def _verify(
 
 
 def _verify_named(
-    store: Store, ids: tuple[str, ...], shown: Reporter, *, checksum: bool
+    store: Store,
+    ids: tuple[str, ...],
+    shown: Reporter,
+    *,
+    checksum: bool,
+    listed: Sequence[SnapshotSummary] | None,
 ) -> VerifyReport:
-    found = [(text, find_named(store, text, tagged=True)) for text in ids]
+    found = [(text, find_named(store, text, tagged=True, listed=listed)) for text in ids]
     unreadable = {
         snapshot_id: what
         for text, summary in found

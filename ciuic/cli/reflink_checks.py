@@ -6,7 +6,7 @@ import click
 
 from ciuic.catalog import LATEST, list_snapshots
 from ciuic.cli.hints import advise
-from ciuic.cli.opening import find_snapshot, opened, warn_damaged
+from ciuic.cli.opening import find_snapshot, of_configuration, opened, warn_damaged
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.model import SnapshotSummary
@@ -38,7 +38,10 @@ def _chosen(
         chosen = list_snapshots(store)
         warn_damaged(session, store)
         return chosen
-    found = [find_snapshot(session, store, text) for text in ids or [LATEST]]
+    found = [find_snapshot(session, store, text) for text in ids]
+    if not ids:
+        listed = of_configuration(session, store, LATEST)
+        found = [find_snapshot(session, store, LATEST, listed=listed)]
     return list({summary.id: summary for summary in found}.values())
 
 

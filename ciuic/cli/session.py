@@ -159,6 +159,12 @@ class Session:
 
         return read_store_path(path)
 
+    @property
+    def scopes(self) -> list[tuple[bytes, ...]]:
+        """The directories of each configured schedule; none with ``--store``."""
+        settings = self._configured()
+        return [] if settings is None else settings.scopes
+
     def trash_s(self) -> float:
         """Return how long a forgotten snapshot can be brought back; the default for ``--store``."""
         return self.store_settings().trash_s
