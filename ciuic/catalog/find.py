@@ -8,6 +8,7 @@ from ciuic.catalog.listing import labelled, list_snapshots
 from ciuic.catalog.lost import (
     damaged_manifests,
     damaged_since,
+    known_lost,
     known_of,
     lost_manifest,
     lost_snapshots,
@@ -206,7 +207,7 @@ def _holding(snapshots: list[SnapshotSummary], paths: Sequence[bytes]) -> list[S
 
 def _latest_valid(store: Store, snapshots: list[SnapshotSummary]) -> SnapshotSummary:
     # Imported here because only this case reads trees.
-    from ciuic.view.damage import DamageSurvey, known_lost
+    from ciuic.view.damage import DamageSurvey
 
     survey = DamageSurvey(store, known_lost(store))
     for snapshot in snapshots:

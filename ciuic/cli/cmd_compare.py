@@ -15,7 +15,7 @@ from ciuic.cli.comparison import (
     print_runs,
     runs_document,
 )
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.opening import find_snapshot, shown_ids, warn_damaged
 from ciuic.cli.options import WholeNumber, absolute, copies_option, given, json_option, logs_option
 from ciuic.cli.progress import progress

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from ciuic.cli.candidates import SNAPSHOT
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import find_snapshot, opened, warn_damaged
 from ciuic.cli.options import given, json_option, local_directory, size_bytes, wait_option

@@ -7,7 +7,7 @@ import click
 
 from ciuic.catalog import LATEST
 from ciuic.cli.candidates import SNAPSHOT
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import shown_part
 from ciuic.cli.opening import find_snapshot, of_configuration, opened

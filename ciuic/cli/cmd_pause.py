@@ -3,7 +3,7 @@
 import click
 
 from ciuic.cli.daemon_requests import ask_daemon
-from ciuic.cli.hints import hinted
+from ciuic.cli.error_output import hinted
 from ciuic.cli.options import json_option
 from ciuic.cli.render import print_json
 from ciuic.cli.session import Session

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.opening import opened

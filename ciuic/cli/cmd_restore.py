@@ -10,8 +10,8 @@ import click
 from ciuic.catalog import LATEST, find_snapshot, list_snapshots, passed_over
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.copies import CHECK_BUCKET, print_bucket_advice, print_holders
+from ciuic.cli.error_output import advise
 from ciuic.cli.expected import counting
-from ciuic.cli.hints import advise
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import CLOSER, NEWER, opened
 from ciuic.cli.options import (

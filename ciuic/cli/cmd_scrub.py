@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from ciuic.cli.copies import CHECK_BUCKET
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interrupted_code, interruptible
 from ciuic.cli.lists import shown_part
 from ciuic.cli.options import given, json_option

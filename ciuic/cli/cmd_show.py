@@ -8,7 +8,7 @@ import click
 from ciuic.catalog import list_snapshots
 from ciuic.chains import SnapshotChain, snapshot_chains
 from ciuic.cli.candidates import SNAPSHOT, stored_path
-from ciuic.cli.hints import hinted
+from ciuic.cli.error_output import hinted
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import (
     ShortOptionsCommand,

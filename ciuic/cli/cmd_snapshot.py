@@ -8,8 +8,8 @@ from typing import NamedTuple
 import click
 
 from ciuic.cli.candidates import known_tags
+from ciuic.cli.error_output import hinted
 from ciuic.cli.expected import told_by_daemon
-from ciuic.cli.hints import hinted
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.options import absolute, given, json_option, size_bytes, wait_option
 from ciuic.cli.render import print_json, printable, warning_text

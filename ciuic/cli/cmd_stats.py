@@ -7,7 +7,7 @@ import click
 from ciuic.catalog import latest_snapshot, list_snapshots
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.checks import check_lines
-from ciuic.cli.hints import advise, hinted
+from ciuic.cli.error_output import advise, hinted
 from ciuic.cli.opening import opened, warn_damaged
 from ciuic.cli.options import (
     ShortOptionsCommand,

@@ -5,7 +5,7 @@ import click
 from ciuic.catalog import latest_snapshot
 from ciuic.cli.checks import check_lines
 from ciuic.cli.daemon_lines import daemon_lines
-from ciuic.cli.hints import hinted
+from ciuic.cli.error_output import hinted
 from ciuic.cli.opening import opened, warn_damaged
 from ciuic.cli.options import (
     json_option,

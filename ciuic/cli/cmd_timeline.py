@@ -8,7 +8,7 @@ import click
 from ciuic.catalog import HOW_TO_TAKE, list_snapshots
 from ciuic.cli.candidates import known_tags
 from ciuic.cli.chart import Mark, chart_lines, has_unicode, number_text
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.lists import none_matches
 from ciuic.cli.opening import shown_ids, warn_damaged
 from ciuic.cli.options import WholeNumber, absolute, copies_option, given, json_option, logs_option

@@ -10,7 +10,7 @@ from ciuic.catalog import HOW_TO_TAKE, LATEST, passed_over
 from ciuic.catalog import find_snapshot as find_named
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.copies import print_bucket_advice, print_holders
-from ciuic.cli.hints import advise, hinted
+from ciuic.cli.error_output import advise, hinted
 from ciuic.cli.opening import of_configuration, opened
 from ciuic.cli.options import json_option
 from ciuic.cli.progress import Reporter, progress

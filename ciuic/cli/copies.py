@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.store.store import Store

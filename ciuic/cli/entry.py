@@ -8,9 +8,8 @@ from typing import Final
 
 import click
 
-from ciuic.cli.error_output import report_error, report_json
+from ciuic.cli.error_output import aim_error, report_error, report_json
 from ciuic.cli.group import cli
-from ciuic.cli.hints import aim_error
 from ciuic.cli.interrupt import interrupted_code, raising_interrupts
 from ciuic.cli.render import printable
 from ciuic.errors import (

@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.render import brief, labels, printable
 from ciuic.cli.table import Column, cut_end, cut_time, print_pair, print_table
 from ciuic.ids import SnapshotId

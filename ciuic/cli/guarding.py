@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ciuic.cli.alerting import Alerts
-from ciuic.cli.hints import hinted
+from ciuic.cli.error_output import hinted
 from ciuic.cli.options import absolute
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session

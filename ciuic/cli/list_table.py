@@ -21,6 +21,7 @@ _DAY_LENGTH: Final = len("2026-06-15")
 _COLUMNS: Final = (
     Column("ID"),
     Column("TAKEN", cut=cut_time, least=16),
+    Column("STATE"),
     Column("KIND", drop=7),
     Column("CHAIN", right=True, drop=9),
     Column("FILES", right=True, drop=11),
@@ -43,6 +44,7 @@ def print_list(
     left_out: set[str],
     chains: Mapping[SnapshotId, SnapshotChain],
     short: Mapping[SnapshotId, str],
+    damaged: Collection[SnapshotId],
     *,
     by_day: bool,
 ) -> None:
@@ -53,12 +55,13 @@ def print_list(
         left_out: The columns that are not shown.
         chains: The chains of the snapshots, by ID.
         short: The shown form of IDs; without one, the whole ID is shown.
+        damaged: The snapshots that are known to be damaged.
         by_day: Print one table for each day.
     """
     for day, group in _days(snapshots) if by_day else [("", snapshots)]:
         if day:
             click.echo(day)
-        _print_snapshots(group, chains, short, left_out=left_out)
+        _print_snapshots(group, chains, short, damaged, left_out=left_out)
 
 
 def _days(
@@ -75,7 +78,9 @@ def _days(
         yield f"{gap}{day}: {counted(len(found), 'snapshot')}, {stored} stored", found
 
 
-def needless_columns(snapshots: Sequence[SnapshotSummary]) -> set[str]:
+def needless_columns(
+    snapshots: Sequence[SnapshotSummary], damaged: Collection[SnapshotId]
+) -> set[str]:
     """Return the columns that would say the same for every snapshot of the store."""
     hosts = {(summary.host, summary.machine) for summary in snapshots}
     origins = {summary.origin for summary in snapshots}
@@ -86,6 +91,7 @@ def needless_columns(snapshots: Sequence[SnapshotSummary]) -> set[str]:
         "ORIGIN": len(origins),
         "SCHEDULE": len(schedules),
         "ROOTS": len(roots),
+        "STATE": 2 if damaged else 0,
         "NOTE": 2 if any(summary.note for summary in snapshots) else 0,
     }
     return {name for name, count in counts.items() if count <= 1}
@@ -95,6 +101,7 @@ def _print_snapshots(
     snapshots: Sequence[SnapshotSummary],
     chains: Mapping[SnapshotId, SnapshotChain],
     short: Mapping[SnapshotId, str],
+    damaged: Collection[SnapshotId],
     *,
     left_out: set[str],
 ) -> None:
@@ -103,14 +110,18 @@ def _print_snapshots(
     names = {host for host, count in machines.items() if count == 1}
     columns = [column for column in _COLUMNS if column.name not in left_out]
     rows = [
-        {"ID": short.get(summary.id, summary.id), **_row(summary, chains[summary.id], names)}
+        {
+            "ID": short.get(summary.id, summary.id),
+            "STATE": "damaged" if summary.id in damaged else "",
+            **_row(summary, chains[summary.id], names),
+        }
         for summary in snapshots
     ]
     print_table(columns, [[row[column.name] for column in columns] for row in rows])
 
 
 def _row(summary: SnapshotSummary, chain: SnapshotChain, names: Collection[str]) -> dict[str, str]:
-    """Return a snapshot's cell for each column except the ID.
+    """Return a snapshot's cell for each column except the ID and the state.
 
     ``names`` has the host names that only one machine has.
     """

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from ciuic import catalog
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import terminal_columns

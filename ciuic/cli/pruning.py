@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import click
 
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.progress import progress
 from ciuic.cli.render import printable

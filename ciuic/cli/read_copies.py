@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.opening import opened
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session

@@ -5,7 +5,7 @@ import os
 import click
 
 from ciuic.catalog import LATEST, list_snapshots
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.opening import find_snapshot, of_configuration, opened, warn_damaged
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session

@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from ciuic.cli.chart import has_unicode
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.opening import chosen_snapshots, opened
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json

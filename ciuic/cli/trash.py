@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.opening import opened, shown_ids
 from ciuic.cli.render import labels, print_json, printable
 from ciuic.cli.session import Session

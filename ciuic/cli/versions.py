@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from ciuic.chains import SnapshotChain
-from ciuic.cli.hints import advise
+from ciuic.cli.error_output import advise
 from ciuic.cli.render import labels, print_json_array, printable
 from ciuic.cli.table import Column, cut_end, cut_time, print_table
 from ciuic.documents import Document

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ciuic.catalog import HOW_TO_TAKE, damaged_manifests
+from ciuic.catalog import HOW_TO_TAKE, damaged_manifests, known_lost
 from ciuic.model import Owner, SnapshotSummary, covers, newest_first, path_text
 from ciuic.report.doctor.findings import (
     NOTE,
@@ -19,7 +19,7 @@ from ciuic.store.store import Store
 from ciuic.system.clock import is_future, local_time_text
 from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_duration
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 
 __all__ = ["examine_snapshots"]
 
