@@ -8,7 +8,6 @@ from typing import NamedTuple
 import click
 
 from ciuic.cli.candidates import known_tags
-from ciuic.cli.error_output import hinted
 from ciuic.cli.expected import told_by_daemon
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.options import absolute, given, json_option, size_bytes, wait_option
@@ -307,5 +306,4 @@ def _print_summary(report: Document) -> None:
         click.echo(warning_text(warning), err=True)
     named = len(report["trouble"])
     total = max(named, report["trouble_count"])
-    document = hinted(f"'ciuic show {report['id']}'")
-    print_rest(total, named, "warning", err=True, document=document)
+    print_rest(total, named, "warning", err=True, document=f"'ciuic show {report['id']}'")
