@@ -1,9 +1,10 @@
-"""Commands inside messages: a user pastes them, so they must reach the store they are about."""
+"""Commands inside messages: a user pastes them, so they must reach the place they are about."""
 
 import shlex
+import sys
 from collections.abc import Sequence
 
-__all__ = ["aimed"]
+__all__ = ["aimed", "pip_install"]
 
 _COMMAND = "'ciuic "
 
@@ -25,3 +26,11 @@ def aimed(text: str, options: Sequence[str]) -> str:
     return first + "".join(
         _COMMAND + (part if part.startswith("-") else f"{words} {part}") for part in rest
     )
+
+
+def pip_install(*arguments: str) -> str:
+    """Return the command that installs packages where this process would import them.
+
+    A plain ``pip`` may belong to another environment: ciuic's own is rarely first in ``$PATH``.
+    """
+    return shlex.join([sys.executable or "python3", "-m", "pip", "install", *arguments])

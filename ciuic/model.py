@@ -38,8 +38,10 @@ __all__ = [
     "SnapshotSummary",
     "bash_quoted",
     "complete_ones",
+    "covers",
     "newest_first",
     "path_text",
+    "preferred",
 ]
 
 NO_TREE = ChunkId(b"")

@@ -179,8 +179,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--check",
         action="store_true",
-        help="load the configuration, name the directories in it that do not exist, and exit; with"
-        " 2 if it cannot be used",
+        help="check the configuration, name missing directories, and exit; with 2 if it is wrong",
     )
     what.add_argument(
         "--link-store",

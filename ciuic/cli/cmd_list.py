@@ -125,8 +125,6 @@ def command(
 
         left_out = needless_columns(snapshots, damaged)
         print_list(matching, left_out, chains, short, damaged, by_day=by_day)
-        if damaged:
-            advise("ciuic: 'ciuic verify ID' names the damaged paths of a snapshot")
     elif not session.damaged:
         advise(wanted.absence())
 

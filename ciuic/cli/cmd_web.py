@@ -17,10 +17,10 @@ from ciuic.config.load import read_store_path
 from ciuic.copy.read_through import CopySource
 from ciuic.errors import CiuicError, ConfigError, UsageError
 from ciuic.guard.logs.paths import log_files
+from ciuic.hints import pip_install
 from ciuic.report.doctor.findings import Subject
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
-from ciuic.system.packages import pip_install
 from ciuic.units import counted
 
 __all__ = ["command"]

@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from ciuic.chains import SnapshotChain
+from ciuic.cli.error_output import advise
 from ciuic.cli.render import NO_SCHEDULE, brief, host_text, labels
 from ciuic.cli.table import Column, cut_end, cut_middle, cut_time, print_table
 from ciuic.ids import SnapshotId
@@ -48,7 +49,7 @@ def print_list(
     *,
     by_day: bool,
 ) -> None:
-    """Print a table of snapshots, or one for each day.
+    """Print a table of snapshots, or one for each day, and how to learn more of damaged ones.
 
     Args:
         snapshots: The snapshots, in their order.
@@ -62,6 +63,8 @@ def print_list(
         if day:
             click.echo(day)
         _print_snapshots(group, chains, short, damaged, left_out=left_out)
+    if damaged:
+        advise("ciuic: 'ciuic verify ID' names the damaged paths of a snapshot")
 
 
 def _days(

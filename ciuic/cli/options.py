@@ -87,7 +87,6 @@ def _duration_s(
 class WholeNumber(click.IntRange):
     """A whole number between bounds that are allowed themselves, refused in plain words."""
 
-    # Any: what click takes.
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Convert what was typed; click itself would say "not in the range 1<=x<=9"."""
         try:
@@ -99,7 +98,6 @@ class WholeNumber(click.IntRange):
 class Number(click.FloatRange):
     """A number between bounds that are allowed themselves, refused in plain words."""
 
-    # Any: what click takes.
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:

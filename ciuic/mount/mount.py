@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from ciuic.errors import CiuicError, TargetError
+from ciuic.hints import pip_install
 from ciuic.ids import SnapshotId
 from ciuic.mount.files import Files
 from ciuic.mount.names import Top
@@ -18,7 +19,6 @@ from ciuic.mount.snapshots import MountedSnapshot, added_entry
 from ciuic.mount.trees import Trees
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
-from ciuic.system.packages import pip_install
 
 __all__ = ["MountRequest", "check_point", "mount_snapshots", "require_fuse"]
 

@@ -8,13 +8,13 @@ from typing import Final
 from ciuic.chunking.content import IS_COMPILED
 from ciuic.documents import Document
 from ciuic.errors import CiuicError, UnresponsiveError
+from ciuic.hints import pip_install
 from ciuic.model import path_text
 from ciuic.report.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, Plan, Subject, join
 from ciuic.snapshot.pace.disk_waits import are_disk_waits_counted
 from ciuic.snapshot.pace.pressure import pressure_of_others
 from ciuic.store.place.keys import is_url
 from ciuic.system.core import VARIABLE, state
-from ciuic.system.packages import pip_install
 from ciuic.system.priority import describe_schedulers
 from ciuic.units import counted, format_duration
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ciuic.errors import UnknownFormatError
 from ciuic.formats.headers import WIDTHS
-from ciuic.system.packages import pip_install
+from ciuic.hints import pip_install
 
 __all__ = [
     "ArrayLeaf",
