@@ -48,7 +48,8 @@ from ciuic.source.freeze.area import make_top
 from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.freeze.methods import SUBVOLUME, choose
 from ciuic.source.roots import absent_roots
-from ciuic.store.addressed import local_directory
+from ciuic.store.addressed import local_directory, short_limits
+from ciuic.store.directory.cache import cache_directory
 from ciuic.store.place.keys import is_url
 from ciuic.system import durable
 from ciuic.system.clock import SystemClock
@@ -249,8 +250,11 @@ def _link_store(config: str, link: str) -> None:
         served_stores = ServedStores(os.environ)
         if is_url(store):
             settings = load_settings(config)
-            served_stores.prepare_bucket(settings, SystemClock())
-            store, _ = local_directory(store, os.environ, settings.place_options)
+            # Also if the bucket cannot be reached now: the sandbox opens only what is there.
+            os.makedirs(cache_directory(os.environ), mode=0o700, exist_ok=True)
+            served_stores.prepare_bucket(settings, SystemClock(), waits=False)
+            options = short_limits(settings.place_options)
+            store, _ = local_directory(store, os.environ, options)
         else:
             served_stores.prepare(store, SystemClock(), owner=owner)
         link = os.path.join(os.path.realpath(os.path.dirname(link)), os.path.basename(link))

@@ -16,6 +16,7 @@ from ciuic.catalog.find import (
     ambiguous,
     check_tags,
     find_snapshot,
+    holding_roots,
     means_otherwise,
     passed_over,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "damaged_manifests",
     "damaged_since",
     "find_snapshot",
+    "holding_roots",
     "known_lost",
     "labelled",
     "latest_snapshot",

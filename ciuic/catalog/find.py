@@ -27,6 +27,7 @@ __all__ = [
     "ambiguous",
     "check_tags",
     "find_snapshot",
+    "holding_roots",
     "means_otherwise",
     "passed_over",
 ]
@@ -83,7 +84,7 @@ def find_snapshot(
                 return _unless_id(store, text, named)
         return _by_prefix(store, text)
     known = list_snapshots(store) if listed is None else listed
-    snapshots = _holding(complete_ones(known), holding)
+    snapshots = holding_roots(complete_ones(known), holding)
     if text in {LATEST, LATEST_VALID}:
         if not snapshots:
             for snapshot_id, what in damaged_manifests(store).items():
@@ -200,7 +201,9 @@ def _unless_id(store: Store, text: str, named: SnapshotSummary) -> SnapshotSumma
     return named
 
 
-def _holding(snapshots: list[SnapshotSummary], paths: Sequence[bytes]) -> list[SnapshotSummary]:
+def holding_roots(
+    snapshots: list[SnapshotSummary], paths: Sequence[bytes]
+) -> list[SnapshotSummary]:
     """Return the snapshots whose roots hold all paths; all snapshots if none does."""
     return [snapshot for snapshot in snapshots if covers(snapshot.roots, paths)] or snapshots
 

@@ -207,10 +207,12 @@ def _correct_rows(
     parents: Collection[SnapshotId],
 ) -> None:
     """Record summaries in the chunk index, and drop the rows of snapshots that are gone."""
+    # Before the first change, which locks the index: a bucket may be asked.
+    lost = lost_ids(store, gone, parents) if gone else ()
     try:
         for summary, status in fresh:
             _put(store, summary, status)
-        store.index.drop_snapshots(gone.keys() - lost_ids(store, gone, parents) if gone else ())
+        store.index.drop_snapshots(gone.keys() - lost)
         if not store.index_keeper.is_alone:
             # Another process that adds could not record its packs until this one commits.
             store.index.commit()

@@ -12,15 +12,17 @@ from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
 from ciuic.cli.error_output import advise
+from ciuic.cli.lists import those
 from ciuic.cli.opening import list_and_warn, opened, shown_ids
 from ciuic.cli.options import absolute, given, json_option
-from ciuic.cli.render import NO_SCHEDULE, host_text, print_json_array, printable
+from ciuic.cli.render import NO_SCHEDULE, print_json_array, printable
 from ciuic.cli.session import Session
 from ciuic.errors import DAMAGE, SnapshotNotFoundError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.clock import local_time_text
+from ciuic.system.machine import names_of
 
 __all__ = ["command"]
 
@@ -78,7 +80,8 @@ def command(
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record
     its size. STATE is whole, in flux, unreadable, left out or damaged, as far as ciuic knows
     without reading content; for a directory it is the worst state in it. SAME AS names the previous
-    snapshot that has the path, if its content is the same there. --machine-readable then prints
+    snapshot that has the path, if its content is the same there. HOST is shown if the snapshots
+    differ in it. --machine-readable then prints
     ID|YYYY-mm-dd HH:MM:SS|SIZE OF THE SNAPSHOT|STATE|SAME AS|SIZE OF P.
     """
     wanted = _Filter(
@@ -126,7 +129,7 @@ def command(
         left_out = needless_columns(snapshots, damaged)
         print_list(matching, left_out, chains, short, damaged, by_day=by_day)
     elif not session.damaged:
-        advise(wanted.absence())
+        advise(wanted.absence(snapshots))
 
 
 def _damaged(store: Store, snapshots: Sequence[SnapshotSummary]) -> set[SnapshotId]:
@@ -173,17 +176,14 @@ class _Filter(NamedTuple):
         """Return whether a snapshot meets all conditions; ``path`` is not checked."""
         return (
             (self.tag is None or self.tag in summary.tags)
-            and (
-                self.host is None
-                or self.host in {summary.host, host_text(summary.host, summary.machine)}
-            )
+            and (self.host is None or summary.owner.machine.is_called(self.host))
             and (self.origin is None or self.origin == summary.origin)
             and (self.schedule is None or self.schedule == (summary.schedule or NO_SCHEDULE))
             and (self.root is None or self.root in summary.roots)
         )
 
-    def absence(self) -> str:
-        """Return the message for an empty list."""
+    def absence(self, snapshots: Sequence[SnapshotSummary]) -> str:
+        """Return the message for an empty list of these snapshots."""
         conditions = []
         if self.path is not None:
             conditions.append(f"holds {printable(self.path)}")
@@ -198,8 +198,19 @@ class _Filter(NamedTuple):
         if self.root is not None:
             conditions.append(f"has the root {printable(self.root)}")
         if conditions:
-            return f"no snapshot {' and '.join(conditions)}"
+            return f"no snapshot {' and '.join(conditions)}{self._present(snapshots)}"
         return f"no snapshot yet. {HOW_TO_TAKE}"
+
+    def _present(self, snapshots: Sequence[SnapshotSummary]) -> str:
+        """Return what there is instead of a host or a schedule that no snapshot has."""
+        more = ""
+        hosts = names_of(found.owner.machine for found in snapshots)
+        if self.host is not None and not any(one.is_called(self.host) for one in hosts):
+            more += those("hosts", hosts.values())
+        schedules = {found.schedule or NO_SCHEDULE for found in snapshots}
+        if self.schedule is not None and self.schedule not in schedules:
+            more += those("schedules", schedules)
+        return more
 
 
 _ALL: Final = _Filter(None, None, None, None, None, None)
@@ -243,7 +254,7 @@ def _list_path(
         version for version in versions(store, snapshots, path) if wanted.matches(version.snapshot)
     ]
     if not found and not (form.as_json or form.machine_readable):
-        click.echo(wanted.absence(), err=True)
+        click.echo(wanted.absence(snapshots), err=True)
     elif print_versions(found, snapshot_chains(snapshots), path=path, **form._asdict()):
         sys.exit(DAMAGE)
 

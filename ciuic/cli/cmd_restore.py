@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from ciuic.catalog import LATEST, find_snapshot, list_snapshots, passed_over
+from ciuic.catalog import LATEST, find_snapshot, holding_roots, list_snapshots, passed_over
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.copies import CHECK_BUCKET, print_bucket_advice, print_holders
 from ciuic.cli.error_output import advise
@@ -35,7 +35,7 @@ from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.system.clock import SystemClock
+from ciuic.system.clock import SystemClock, from_local_text
 from ciuic.system.machine import this_machine
 from ciuic.units import (
     counted,
@@ -173,7 +173,7 @@ def command(
     ):
         chosen = find_snapshot(store, snapshot_id, holding=request.paths, tagged=True)
         newer = passed_over(store, snapshot_id, chosen)
-        _note_machine(store, snapshot_id, chosen)
+        _note_machine(store, snapshot_id, chosen, request.paths)
         manifest = store.manifest(chosen.id)
         report = _restore(session, store, manifest, request, cancelled=cancelled, shown=shown)
     asked = taken()
@@ -250,7 +250,7 @@ def _name_damaged(report: RestoreReport, snapshots: Mapping[SnapshotId, str], wh
     ]
 
 
-def _note_machine(store: Store, text: str, chosen: SnapshotSummary) -> None:
+def _note_machine(store: Store, text: str, chosen: SnapshotSummary, paths: Sequence[bytes]) -> None:
     """Say on stderr that ``latest`` or a time means a snapshot of another machine.
 
     A store without snapshots of this machine needs no remark: then this machine replaces another.
@@ -259,11 +259,16 @@ def _note_machine(store: Store, text: str, chosen: SnapshotSummary) -> None:
     is_named = chosen.id in matching_ids(text, [chosen.id])
     if is_named or chosen.owner.machine.is_same(here.machine):
         return
-    own = next((found for found in list_snapshots(store) if found.owner.is_same(here)), None)
+    holding = holding_roots(list_snapshots(store), paths)
+    until = ""
+    if from_local_text(text) is not None:
+        until = " until then"
+        holding = [found for found in holding if found.taken_ns <= chosen.taken_ns]
+    own = next((found for found in holding if found.owner.is_same(here)), None)
     if own is not None:
         click.echo(
             f"ciuic: {chosen.id} was taken on {printable(chosen.host)}; the newest snapshot of this"
-            f" machine is {own.id}",
+            f" machine{until} is {own.id}",
             err=True,
         )
 

@@ -13,6 +13,7 @@ from ciuic.ids import SnapshotId
 from ciuic.maintain.forget import ForgetPlan
 from ciuic.model import path_text
 from ciuic.system.clock import local_time_text
+from ciuic.system.machine import names_of
 from ciuic.units import counted, format_bytes, format_duration
 
 __all__ = ["print_plan"]
@@ -80,7 +81,8 @@ def _print_groups(plan: ForgetPlan) -> None:
         series = f"schedule {schedule}" if schedule else "no schedule"
         where = printable(", ".join(map(path_text, roots)))
         print_pair("", f"looked at {counted(count, 'snapshot')} of {where} ({series})", 0, err=True)
-    owners = Counter((found.owner.is_library, found.host) for found in plan.others)
+    names = names_of(found.owner.machine for found in (*decided, *plan.others))
+    owners = Counter((found.owner.is_library, names[found.owner.machine]) for found in plan.others)
     for (is_library, host), count in sorted(owners.items()):
         whose = f"the library on {brief(host)}" if is_library else brief(host)
         print_pair("", f"left alone {counted(count, 'snapshot')} of {whose}", 0, err=True)

@@ -1,7 +1,6 @@
 """The table of ``ciuic list``."""
 
 import itertools
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -9,11 +8,12 @@ import click
 
 from ciuic.chains import SnapshotChain
 from ciuic.cli.error_output import advise
-from ciuic.cli.render import NO_SCHEDULE, brief, host_text, labels
+from ciuic.cli.render import NO_SCHEDULE, brief, labels
 from ciuic.cli.table import Column, cut_end, cut_middle, cut_time, print_table
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, path_text
 from ciuic.system.clock import local_time_text
+from ciuic.system.machine import Machine, names_of
 from ciuic.units import counted, format_bytes
 
 __all__ = ["needless_columns", "print_list"]
@@ -108,9 +108,7 @@ def _print_snapshots(
     *,
     left_out: set[str],
 ) -> None:
-    # Machine IDs are shown only where two machines have one name.
-    machines = Counter(host for host, _ in {(found.host, found.machine) for found in snapshots})
-    names = {host for host, count in machines.items() if count == 1}
+    names = names_of(found.owner.machine for found in snapshots)
     columns = [column for column in _COLUMNS if column.name not in left_out]
     rows = [
         {
@@ -123,11 +121,10 @@ def _print_snapshots(
     print_table(columns, [[row[column.name] for column in columns] for row in rows])
 
 
-def _row(summary: SnapshotSummary, chain: SnapshotChain, names: Collection[str]) -> dict[str, str]:
-    """Return a snapshot's cell for each column except the ID and the state.
-
-    ``names`` has the host names that only one machine has.
-    """
+def _row(
+    summary: SnapshotSummary, chain: SnapshotChain, names: Mapping[Machine, str]
+) -> dict[str, str]:
+    """Return a snapshot's cell for each column except the ID and the state."""
     return {
         "TAKEN": local_time_text(summary.taken_ns),
         "KIND": brief(summary.kind),
@@ -138,9 +135,7 @@ def _row(summary: SnapshotSummary, chain: SnapshotChain, names: Collection[str])
         "STORED": format_bytes(summary.stored_bytes),
         "TROUBLE": str(summary.trouble_count or ""),
         "FLUX": str(summary.flux_count or ""),
-        "HOST": brief(
-            summary.host if summary.host in names else host_text(summary.host, summary.machine)
-        ),
+        "HOST": brief(names[summary.owner.machine]),
         "ORIGIN": brief(summary.origin),
         "SCHEDULE": brief(summary.schedule or NO_SCHEDULE),
         "ROOTS": ", ".join(map(path_text, summary.roots)),

@@ -112,6 +112,7 @@ STATUS: Shape = {
     "store": str,
     "daemon": (dict, NoneType),
     "newest": LISTED,
+    "newest_here": LISTED,
     "absent_paths": [str],
 }
 DOCTOR: Shape = {

@@ -31,6 +31,16 @@ _UNIT_PLACES: Final = (
 )
 _UNIT: Final = "ciuicd.service"
 _TIMER: Final = "ciuic-alerts.timer"
+_NO_DAEMON: Final = (
+    "no daemon serves this store, so no scheduled snapshots are taken",
+    "Run 'systemctl enable --now ciuicd'.",
+)
+_NO_DAEMON_SEEN: Final = (
+    "no daemon of this user serves this store",
+    "If one of another user does, run 'ciuic doctor' as that user, such as with sudo; if none does,"
+    " run 'systemctl enable --now ciuicd'.",
+)
+"""In a bucket: the socket is in the cache directory of the daemon's user."""
 _ENABLED: Final = f"/etc/systemd/system/timers.target.wants/{_TIMER}"
 
 
@@ -43,8 +53,7 @@ def examine_daemon(
         yield Finding(level, "daemon", status.message, status.hint or "")
     elif status is None:
         if store_path is not None:
-            advice = "Run 'systemctl enable --now ciuicd'."
-            what = "no daemon serves this store, so no scheduled snapshots are taken"
+            what, advice = _NO_DAEMON if not is_url(store_path) else _NO_DAEMON_SEEN
             yield Finding(WARNING, "daemon", what, advice)
     else:
         findings = list(_of_daemon(status))
