@@ -1,21 +1,23 @@
 """``ciuic list``."""
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import click
 
-from ciuic.catalog import HOW_TO_TAKE
+from ciuic.catalog import HOW_TO_TAKE, known_lost
 from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
+from ciuic.cli.error_output import advise
 from ciuic.cli.lists import those
 from ciuic.cli.opening import list_and_warn, opened, shown_ids
 from ciuic.cli.options import absolute, given, json_option
 from ciuic.cli.render import NO_SCHEDULE, print_json_array, printable
 from ciuic.cli.session import Session
-from ciuic.errors import DAMAGE, UsageError
+from ciuic.errors import DAMAGE, SnapshotNotFoundError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
 from ciuic.store.store import Store
@@ -71,7 +73,9 @@ def command(
     NEW is the number of bytes that the store did not have before. STORED is the number of bytes
     added to the store. TROUBLE is the number of paths with a warning. FLUX is the number of files
     that a program was writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ
-    in them. A narrow terminal gets fewer columns; a pipe and --json get all.
+    in them. STATE is shown if a scrub has found that content of a listed snapshot is lost, and says
+    which snapshots are damaged by that; not in a bucket. A narrow terminal gets fewer columns; a
+    pipe and --json get all.
 
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record
     its size. STATE is whole, in flux, unreadable, left out or damaged, as far as ciuic knows
@@ -104,7 +108,8 @@ def command(
             form = _Form(short, as_json=as_json, machine_readable=machine_readable)
             _list_path(store, snapshots, wanted.path, wanted, form)
             return
-    matching = [summary for summary in snapshots if wanted.matches(summary)]
+        matching = [summary for summary in snapshots if wanted.matches(summary)]
+        damaged = set() if machine_readable else _damaged(store, matching)
     chains = snapshot_chains(snapshots)
     if as_json:
         print_json_array(
@@ -112,6 +117,7 @@ def command(
                 **summary.as_json(),
                 **chains[summary.id].as_json(),
                 "copies": held.get(summary.id, []),
+                "damaged": summary.id in damaged,
             }
             for summary in matching
         )
@@ -120,9 +126,32 @@ def command(
     elif matching:
         from ciuic.cli.list_table import needless_columns, print_list
 
-        print_list(matching, needless_columns(snapshots), chains, short, by_day=by_day)
+        left_out = needless_columns(snapshots, damaged)
+        print_list(matching, left_out, chains, short, damaged, by_day=by_day)
     elif not session.damaged:
-        click.echo(wanted.absence(snapshots), err=True)
+        advise(wanted.absence(snapshots))
+
+
+def _damaged(store: Store, snapshots: Sequence[SnapshotSummary]) -> set[SnapshotId]:
+    """Return the snapshots that need a chunk that is known to be lost, as a scrub found.
+
+    Trees are read only if there is such a chunk, so that a list of a sound store stays fast. In a
+    bucket, where reading them takes many requests, nothing is looked for.
+    """
+    lost = known_lost(store)
+    if not lost or store.bucket is not None:
+        return set()
+    # Imported here because few stores are damaged.
+    from ciuic.view.damage import DamageSurvey
+
+    survey = DamageSurvey(store, lost)
+    damaged = set()
+    for summary in snapshots:
+        # Another process may have removed it since it was listed.
+        with contextlib.suppress(SnapshotNotFoundError):
+            if not survey.is_sound(summary.id):
+                damaged.add(summary.id)
+    return damaged
 
 
 class _Form(NamedTuple):

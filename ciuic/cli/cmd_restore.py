@@ -10,6 +10,7 @@ import click
 from ciuic.catalog import LATEST, find_snapshot, holding_roots, list_snapshots, passed_over
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.copies import CHECK_BUCKET, print_bucket_advice, print_holders
+from ciuic.cli.error_output import advise
 from ciuic.cli.expected import counting
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import CLOSER, NEWER, opened
@@ -250,7 +251,7 @@ def _print(
         if in_bucket:
             print_bucket_advice()
         elif not fallback and len(report.failed) > len(report.unwritten):
-            click.echo(_REMEDIES, err=True)
+            advise(_REMEDIES)
         print_holders(session, store.path, [snapshot_id], except_for=asked)
 
 
@@ -358,12 +359,11 @@ def print_restored(snapshot_id: str, report: RestoreReport, *, in_bucket: bool =
             err=True,
         )
     if report.repaired_frames:
-        click.echo(
+        advise(
             f"ciuic: the store is damaged: {counted(report.repaired_frames, 'frame')} had to be"
             " read with parity or from another copy; the restored files are right\n"
             "       Run 'ciuic repair' to see the damage, and"
-            f" {CHECK_BUCKET if in_bucket else 'check the disk'}.",
-            err=True,
+            f" {CHECK_BUCKET if in_bucket else 'check the disk'}."
         )
     for note in report.notes:
         _print_note(note)

@@ -5,6 +5,7 @@ import click
 from ciuic.catalog import list_snapshots
 from ciuic.cli.checks import check_lines
 from ciuic.cli.daemon_lines import daemon_lines
+from ciuic.cli.error_output import hinted
 from ciuic.cli.opening import opened, warn_damaged
 from ciuic.cli.options import (
     json_option,
@@ -18,6 +19,7 @@ from ciuic.control import request_status
 from ciuic.copy.record import standings
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.model import SnapshotSummary, complete_ones, newest_first
+from ciuic.source.roots import absent_roots
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.system.machine import this_machine
@@ -44,6 +46,7 @@ def command(session: Session, *, as_json: bool) -> None:
     here = this_machine()
     own = next((found for found in ordered if found.owner.machine.is_same(here)), None)
     daemon = request_status(control_path)
+    absent = absent_roots(session.store_settings().all_paths)
     if as_json:
         print_json(
             {
@@ -53,6 +56,7 @@ def command(session: Session, *, as_json: bool) -> None:
                 "newest_here": None if own is None else own.as_json(),
                 "checks": checks.as_json(),
                 "copies": [copy.as_json() for copy in copies],
+                "absent_paths": absent,
                 "damaged_snapshots": session.damaged_snapshots,
             }
         )
@@ -65,6 +69,7 @@ def command(session: Session, *, as_json: bool) -> None:
     else:
         lines.append(("newest", f"{_age_text(newest)}, on {printable(brief(newest.host))}"))
         lines.append(("here", "no snapshot of this machine" if own is None else _age_text(own)))
+    lines += [("absent", f"there is no directory {root}, which is configured") for root in absent]
     lines += check_lines(checks)
     lines += [("copy", printable(f"{copy.name} {copy.sentence()}")) for copy in copies]
     if daemon is not None:
@@ -74,7 +79,7 @@ def command(session: Session, *, as_json: bool) -> None:
     else:
         lines.append(("daemon", "not running on this store"))
     for key, value in lines:
-        print_pair(f"{key}:", value, 9)
+        print_pair(f"{key}:", hinted(value), 9)
 
 
 def _age_text(snapshot: SnapshotSummary) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from ciuic.cli.error_output import advise
 from ciuic.cli.render import brief, labels, printable
 from ciuic.cli.table import Column, cut_end, cut_time, print_pair, print_table
 from ciuic.ids import SnapshotId
@@ -62,7 +63,7 @@ def print_plan(
     elif plan.forgotten:
         until = f"for {format_duration(until_s)}" if until_s else "until the next 'ciuic prune'"
         undo = "" if until_s is None else f"; 'ciuic forget --undo ID' brings one back {until}"
-        click.echo(f"forgot {count}, kept {len(plan.kept)}{undo}", err=True)
+        advise(f"forgot {count}, kept {len(plan.kept)}{undo}")
     else:
         click.echo(f"nothing to forget; kept {len(plan.kept)}", err=True)
 

@@ -5,6 +5,7 @@ from typing import Final, TypeVar
 
 import click
 
+from ciuic.cli.error_output import hinted
 from ciuic.cli.render import brief, printable
 from ciuic.cli.table import terminal_columns
 from ciuic.units import counted
@@ -52,7 +53,7 @@ def print_rest(
         more += ", which the report does not name"
     else:
         which = "them" if named == total else f"the first {named:,}"
-        more += f"; {document or '--json'} names {which}"
+        more += f"; {hinted(document) or '--json'} names {which}"
     click.echo(more, err=err)
 
 

@@ -6,6 +6,7 @@ from typing import Final
 import click
 
 from ciuic.chains import SnapshotChain
+from ciuic.cli.error_output import advise
 from ciuic.cli.render import brief, labels, print_json_array, printable
 from ciuic.cli.table import Column, cut_end, cut_time, print_table
 from ciuic.documents import Document
@@ -54,7 +55,7 @@ def print_versions(
             err=True,
         )
     if damaged:
-        click.echo("       'ciuic verify ID' names what is damaged.", err=True)
+        advise("       'ciuic verify ID' names what is damaged.")
     return bool(damaged)
 
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from ciuic.catalog import (
     ambiguous,
     find_snapshot,
+    known_lost,
     list_snapshots,
     lost_snapshots,
     remember,
@@ -28,7 +29,7 @@ from ciuic.retention import NEWEST, PINNED, UNDAMAGED, Decision, Policy, plan_re
 from ciuic.store.store import Store
 from ciuic.system.clock import rfc3339
 from ciuic.system.machine import this_machine
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 
 __all__ = ["ForgetPlan", "Terms", "apply_forget", "bring_back", "plan_forget", "plan_forget_by_id"]
 

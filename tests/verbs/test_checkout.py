@@ -90,6 +90,7 @@ def test_a_file_that_is_being_written_is_not_replaced(live_box: Box):
     assert "could not save everything that is there now" in outcome.err
     assert "nothing was restored" in outcome.err
     assert photograph(live_box.source) == evil
+    assert [one.tags for one in live_box.snapshots()] == [(), ()]
 
     with (live_box.source / "new" / "log").open("ab"):
         outcome = live_box.ciuic("checkout", first, live_box.source / "model.pt")

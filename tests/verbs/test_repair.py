@@ -723,7 +723,10 @@ class TestCommand:
 
         assert looked.code == 4
         assert f"pack {pack.name[:12]}: a stretch of it is damaged: would be repaired" in looked.out
-        assert "nothing was changed; run 'ciuic repair --apply'" in looked.err
+        assert (
+            f"nothing was changed; run 'ciuic --config {patient.box.config} repair --apply'"
+            in looked.err
+        )
         assert done.code == 0
         assert "repaired by its parity" in done.out
         assert f"quarantine/{pack.name}" in done.err

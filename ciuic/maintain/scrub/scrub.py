@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
+from ciuic.catalog import known_lost
 from ciuic.errors import CancelledError, CorruptionError, StoreError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
@@ -40,7 +41,6 @@ from ciuic.store.records import layout
 from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
-from ciuic.view.damage import known_lost
 
 __all__ = ["scrub"]
 

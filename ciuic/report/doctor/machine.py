@@ -8,6 +8,7 @@ from typing import Final
 from ciuic.chunking.content import IS_COMPILED
 from ciuic.documents import Document
 from ciuic.errors import CiuicError, UnresponsiveError
+from ciuic.hints import pip_install
 from ciuic.model import path_text
 from ciuic.report.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, Plan, Subject, join
 from ciuic.snapshot.pace.disk_waits import are_disk_waits_counted
@@ -101,8 +102,9 @@ def _core() -> Finding:
 def _cuts() -> Iterator[Finding]:
     if not IS_COMPILED:
         what = "pyfastcdc lacks its compiled extension: no file is cut by its content"
-        advice = "Install a wheel of it, or a C compiler and then 'pip install --force-reinstall"
-        yield Finding(NOTE, "chunking", what, f"{advice} --no-binary pyfastcdc pyfastcdc'.")
+        build = pip_install("--force-reinstall", "--no-binary", "pyfastcdc", "pyfastcdc")
+        advice = f"Install a wheel of it, or a C compiler and then: {build}"
+        yield Finding(NOTE, "chunking", what, advice)
 
 
 def examine_machine(subject: Subject) -> Iterator[Finding]:
