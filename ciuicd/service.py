@@ -1,6 +1,7 @@
-"""The daemon's main thread: takes snapshots when they are due or requested, one at a time.
+"""The daemon's main thread: takes snapshots when they are due or requested.
 
-Only the main thread takes snapshots. The control socket's threads and the thread that waits for
+Only the main thread takes snapshots: one on its own at a time, and requested ones beside it where
+``at_once`` allows that. The control socket's threads and the thread that waits for
 signals put work into its queue and read its state; the watchdog's thread tells systemd that the
 main thread makes progress.
 
@@ -38,7 +39,7 @@ from ciuic.system.buffers import give_back_unused
 from ciuic.system.clock import Clock, local_time_text, rfc3339
 from ciuic.system.priority import describe_schedulers, lower_priority
 from ciuicd.attempt import sentence
-from ciuicd.attempts import Attempts
+from ciuicd.attempts import Attempt, Attempts
 from ciuicd.hold import StoreHold
 from ciuicd.jobs.inbox import Inbox
 from ciuicd.jobs.job import Job
@@ -149,8 +150,10 @@ class Service:
                 self._lower_priority()
                 self._introduce()
                 self._notifier.ready()
-                while not (self.is_stopping or starts_again):
-                    if self._program.is_replaced():
+                while self._attempts.under_way or not (self.is_stopping or starts_again):
+                    if self._attempts.under_way:
+                        self._go_on()
+                    elif self._program.is_replaced():
                         starts_again = self._can_start_again()
                     else:
                         self._unblock()
@@ -162,6 +165,7 @@ class Service:
                 else:
                     self._notifier.stopping()
                 self.is_stopping = True
+                self._attempts.close()
                 self._inbox.refuse_all(self._refusal)
                 self._turns.drop_follow_ups()
                 self._hold.release()
@@ -183,9 +187,8 @@ class Service:
         error = self._why_not_started()
         self._block(error)
         self._inbox.refuse_all(error)
-        job = self._inbox.wait(_UPGRADE_LOOK_S)
-        if job is not None:
-            job.finish(error)
+        self._inbox.wait(_UPGRADE_LOOK_S)
+        self._inbox.refuse_all(error)
         if self._notifier.has_manager and self._program.is_stuck():
             raise StoreError(
                 "ciuic was changed on disk and has not started for five minutes, so this ciuicd"
@@ -278,7 +281,8 @@ class Service:
 
     def status(self) -> Document:
         """See ``Services``; the document of ``ciuic status --json``."""
-        settings, job, report = self.settings, self._attempts.job, self._taker.last_report
+        settings, report = self.settings, self._taker.last_report
+        job = next((one.job for one in self._attempts.under_way), None)
         newest_ns = max((state.newest_ns or 0 for state in self._turns), default=0)
         awaited = [state.follow_ups.shown for state in self._turns]
         blocked, is_replaced = self._blocked, self._program.was_replaced()
@@ -310,7 +314,7 @@ class Service:
     @property
     def _state(self) -> str:
         """The state in a word, as ``ciuic status`` shows it."""
-        if self._attempts.job is not None:
+        if self._attempts.under_way:
             return "taking"
         if self._blocked is not None:
             return "blocked"
@@ -393,25 +397,9 @@ class Service:
             with contextlib.suppress(CiuicError):
                 self.reload()
         self._turns.drop_gone()
-        urgent = self._inbox.urgent()
-        if urgent is not None:
-            self._attempts.take_for(urgent)
+        if self._begin_next():
             return
-        if self.is_paused:
-            self._turns.drop_follow_ups()
-        elif (state := self._turns.due()) is not None:
-            # Several schedules may be due all the time: a request has every second turn.
-            job = self._inbox.waiting() if self._was_scheduled else None
-            self._was_scheduled = job is None
-            if job is None:
-                self._attempts.take_scheduled(state)
-            else:
-                self._attempts.take_for(job)
-            return
-        elif (state := self._turns.follow_up_due()) is not None:
-            self._attempts.take_follow_up(state)
-            return
-        elif self._can_do_upkeep():
+        if not self.is_paused and self._can_do_upkeep():
             self._upkeep.run(self.settings, self._has_better_to_do, lambda: self.is_stopping)
             self.show_status()
             self.write_metrics()
@@ -419,11 +407,76 @@ class Service:
             return
         if self.metrics.is_due():
             self.write_metrics()
-        job = self._next_job()
-        if job is not None and self._program.is_replaced():
-            self._inbox.put(job)  # ``serve`` answers it
-        elif job is not None:
-            self._attempts.take_for(job)
+        self._wait()
+
+    def _go_on(self) -> None:
+        """Go on with the snapshots that are being taken, and begin another one beside them."""
+        self._attempts.step()
+        if self._attempts.under_way and not (self.is_stopping or self._program.was_replaced()):
+            self._begin_next()
+
+    def _begin_next(self) -> bool:
+        """Begin the snapshot whose turn it is, if there is one; return whether one has begun."""
+        urgent = self._inbox.first_urgent()
+        if urgent is not None:
+            # A snapshot of the daemon's own is being cancelled for it. Nothing else begins.
+            planned = None if self._attempts.has_own else self._requested(urgent)
+            return planned is not None and self._begin_if_it_fits(planned)
+        own = self._own_due()
+        # Several schedules may be due all the time: a request has every second turn.
+        if self._was_scheduled and self._begin_requested():
+            return True
+        if own is not None and self._begin_if_it_fits(own):
+            return True
+        return self._begin_requested(*([] if own is None else [own]))
+
+    def _own_due(self) -> Attempt | None:
+        """Return an attempt that the daemon owes its schedules: one at a time."""
+        if self.is_paused:
+            self._turns.drop_follow_ups()
+        elif not self._attempts.has_own:
+            if (state := self._turns.due()) is not None:
+                return self._attempts.scheduled(state)
+            # Asked again and again while others go on, it would look at the files each time.
+            is_alone = not self._attempts.under_way
+            if is_alone and (state := self._turns.follow_up_due()) is not None:
+                return self._attempts.follow_up(state)
+        return None
+
+    def _begin_requested(self, *due: Attempt) -> bool:
+        """Begin the request that has waited longest of those that fit beside all others.
+
+        Args:
+            due: What has its turn, but does not fit now. No request may delay it further.
+        """
+
+        def fits(job: Job) -> bool:
+            planned = self._requested(job)
+            return planned is not None and self._attempts.fits(planned, *due)
+
+        job = self._inbox.first(fits)
+        planned = None if job is None else self._requested(job)
+        return planned is not None and self._begin_if_it_fits(planned)
+
+    def _requested(self, job: Job) -> Attempt | None:
+        """Return the attempt for a request; None: it was refused."""
+        try:
+            return self._attempts.requested(job)
+        except CiuicError as error:
+            self._inbox.take_out(job)
+            job.finish(error)
+            return None
+
+    def _begin_if_it_fits(self, planned: Attempt) -> bool:
+        if not self._attempts.fits(planned):
+            return False
+        # ``serve`` has looked just now, unless others are under way.
+        if self._attempts.under_way and self._program.is_replaced():
+            return False
+        self._inbox.take_out(planned.job)
+        self._was_scheduled = planned.is_own
+        self._attempts.begin(planned)
+        return True
 
     def _can_do_upkeep(self) -> bool:
         return (
@@ -442,20 +495,19 @@ class Service:
             or self._turns.follow_up_due() is not None
         )
 
-    def _next_job(self) -> Job | None:
+    def _wait(self) -> None:
         wait_s = _LOOK_S if self.is_paused else min(_LOOK_S, self._turns.wait_s)
         look_s = self._turns.next_look_s
         if look_s is not None:
             wait_s = min(wait_s, look_s - self._clock.monotonic_s())
-        return self._inbox.wait(max(wait_s, 0.001))
+        self._inbox.wait(max(wait_s, 0.001))
 
     @property
     def _all_roots(self) -> tuple[bytes, ...]:
         return tuple(os.fsencode(path) for path in self.settings.all_paths)
 
-    def _is_cancelled(self) -> bool:
-        job = self._attempts.job
-        is_own = job is not None and job.origin == DAEMON
+    def _is_cancelled(self, job: Job) -> bool:
+        is_own = job.origin == DAEMON
         # The next daemon takes its own snapshots again, but not one that a user asked for.
         goes_first = is_own and (self._inbox.has_urgent or self._program.was_replaced())
         return self.is_stopping or goes_first
@@ -464,7 +516,7 @@ class Service:
         """See ``Daemon``."""
         next_due_ns = None if self.is_paused else self._turns.next_due_ns
         self.metrics.write(
-            self.settings, next_due_ns=next_due_ns, is_taking=bool(self._attempts.job)
+            self.settings, next_due_ns=next_due_ns, is_taking=bool(self._attempts.under_way)
         )
 
     @property
