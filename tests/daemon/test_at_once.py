@@ -17,7 +17,7 @@ from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.documents import Document
 from ciuic.errors import CancelledError, CiuicError
 from tests.kit.daemon import Daemon, Machine, wait_until
-from tests.kit.filesystems import disk, need_root
+from tests.kit.filesystems import disk
 from tests.kit.program import ciuic
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ IN_FRONT = ("nice", "-n", "19")
 def big_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("big") / "model.bin"
     with path.open("wb") as file:
-        for _ in range(256):
+        for _ in range(128):
             file.write(os.urandom(MIB))
     yield path
     path.unlink()
@@ -290,9 +290,7 @@ def test_the_processes_of_all_snapshots_end_with_a_daemon_that_is_killed(site: S
 
 @pytest.mark.root
 def test_a_snapshot_waits_if_it_would_lose_its_freezing(site: Site, tmp_path: Path) -> None:
-    need_root()
-    with disk("xfs", tmp_path / "disk", 900) as found:
-        found.mount()
+    with disk("xfs", tmp_path / "disk", size_mib=400) as found:
         huge, small = found.path / "huge", found.path / "small"
         huge.mkdir()
         small.mkdir()
