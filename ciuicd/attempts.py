@@ -23,10 +23,10 @@ from ciuic.model import DAEMON, EMERGENCY_TAG
 from ciuic.snapshot.report import TakeReport
 from ciuic.system.buffers import give_back_unused
 from ciuic.system.clock import Clock
-from ciuicd.at_once import Scope, may_be_taken_beside, scope_of
 from ciuicd.attempt import attempt, failure, sentence
 from ciuicd.followup import TAG
 from ciuicd.hold import StoreHold
+from ciuicd.jobs.at_once import Scope, may_be_taken_beside, scope_of
 from ciuicd.jobs.job import Job
 from ciuicd.jobs.steps import Steps, all_steps
 from ciuicd.metrics.meter import Meter

@@ -39,13 +39,14 @@ from ciuic.system.buffers import give_back_unused
 from ciuic.system.clock import Clock, local_time_text, rfc3339
 from ciuic.system.priority import describe_schedulers, lower_priority
 from ciuicd.attempt import sentence
-from ciuicd.attempts import Attempt, Attempts
+from ciuicd.attempts import Attempts
 from ciuicd.hold import StoreHold
 from ciuicd.jobs.inbox import Inbox
 from ciuicd.jobs.job import Job
 from ciuicd.metrics.meter import meter_of
 from ciuicd.notify import Notifier, Watchdog
 from ciuicd.program import Program
+from ciuicd.schedules.order import Order
 from ciuicd.schedules.state import error_fields
 from ciuicd.schedules.turns import Turns
 from ciuicd.served_stores import ServedStores
@@ -93,7 +94,6 @@ class Service:
         self.is_stopping = False
         self._reload_wanted = False
         self.is_paused = is_paused
-        self._was_scheduled = False
         self._program = Program(clock)
         self._blocked: Document | None = None
         self._refusal: CiuicError = CancelledError("the daemon is stopping")
@@ -107,6 +107,7 @@ class Service:
         self._taker: SnapshotTaker
         self._upkeep: Upkeep
         self._attempts: Attempts
+        self._order: Order
 
     def run_once(self) -> list[TakeReport]:
         """Take one snapshot now, even while a daemon runs; then forget as the daemon would.
@@ -257,6 +258,13 @@ class Service:
         self._attempts = Attempts(
             self, clock, self._turns, taker=self._taker, hold=self._hold, upkeep=self._upkeep
         )
+        self._order = Order(
+            self._attempts,
+            self._turns,
+            self._inbox,
+            is_paused=lambda: self.is_paused,
+            is_replaced=self._program.is_replaced,
+        )
 
     def _lower_priority(self) -> None:
         settings = self.settings
@@ -397,7 +405,7 @@ class Service:
             with contextlib.suppress(CiuicError):
                 self.reload()
         self._turns.drop_gone()
-        if self._begin_next():
+        if self._order.begin_next():
             return
         if not self.is_paused and self._can_do_upkeep():
             self._upkeep.run(self.settings, self._has_better_to_do, lambda: self.is_stopping)
@@ -413,70 +421,7 @@ class Service:
         """Go on with the snapshots that are being taken, and begin another one beside them."""
         self._attempts.step()
         if self._attempts.under_way and not (self.is_stopping or self._program.was_replaced()):
-            self._begin_next()
-
-    def _begin_next(self) -> bool:
-        """Begin the snapshot whose turn it is, if there is one; return whether one has begun."""
-        urgent = self._inbox.first_urgent()
-        if urgent is not None:
-            # A snapshot of the daemon's own is being cancelled for it. Nothing else begins.
-            planned = None if self._attempts.has_own else self._requested(urgent)
-            return planned is not None and self._begin_if_it_fits(planned)
-        own = self._own_due()
-        # Several schedules may be due all the time: a request has every second turn.
-        if self._was_scheduled and self._begin_requested():
-            return True
-        if own is not None and self._begin_if_it_fits(own):
-            return True
-        return self._begin_requested(*([] if own is None else [own]))
-
-    def _own_due(self) -> Attempt | None:
-        """Return an attempt that the daemon owes its schedules: one at a time."""
-        if self.is_paused:
-            self._turns.drop_follow_ups()
-        elif not self._attempts.has_own:
-            if (state := self._turns.due()) is not None:
-                return self._attempts.scheduled(state)
-            # Asked again and again while others go on, it would look at the files each time.
-            is_alone = not self._attempts.under_way
-            if is_alone and (state := self._turns.follow_up_due()) is not None:
-                return self._attempts.follow_up(state)
-        return None
-
-    def _begin_requested(self, *due: Attempt) -> bool:
-        """Begin the request that has waited longest of those that fit beside all others.
-
-        Args:
-            due: What has its turn, but does not fit now. No request may delay it further.
-        """
-
-        def fits(job: Job) -> bool:
-            planned = self._requested(job)
-            return planned is not None and self._attempts.fits(planned, *due)
-
-        job = self._inbox.first(fits)
-        planned = None if job is None else self._requested(job)
-        return planned is not None and self._begin_if_it_fits(planned)
-
-    def _requested(self, job: Job) -> Attempt | None:
-        """Return the attempt for a request; None: it was refused."""
-        try:
-            return self._attempts.requested(job)
-        except CiuicError as error:
-            self._inbox.take_out(job)
-            job.finish(error)
-            return None
-
-    def _begin_if_it_fits(self, planned: Attempt) -> bool:
-        if not self._attempts.fits(planned):
-            return False
-        # ``serve`` has looked just now, unless others are under way.
-        if self._attempts.under_way and self._program.is_replaced():
-            return False
-        self._inbox.take_out(planned.job)
-        self._was_scheduled = planned.is_own
-        self._attempts.begin(planned)
-        return True
+            self._order.begin_next()
 
     def _can_do_upkeep(self) -> bool:
         return (

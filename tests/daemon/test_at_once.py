@@ -224,7 +224,7 @@ def test_a_scheduled_snapshot_does_not_wait_for_a_large_one_that_a_user_asked_fo
 
 
 def test_of_two_schedules_one_waits_for_the_other(site: Site) -> None:
-    """Together they would take twice as much from the training, and nobody waits for them."""
+    """Together they would take twice as much from the training, and no user waits for them."""
     site.machine.config.write_text("")
     daemon = None
 

@@ -7,8 +7,8 @@ import pytest
 from ciuic.config.load import load_settings
 from ciuic.model import EMERGENCY_TAG, ExcludeRules
 from ciuic.source.freeze.methods import Choice
-from ciuicd import at_once
-from ciuicd.at_once import Scope, may_be_taken_beside, scope_of
+from ciuicd.jobs import at_once
+from ciuicd.jobs.at_once import Scope, may_be_taken_beside, scope_of
 from ciuicd.jobs.job import Job
 from tests.kit.clock import ManualClock
 
