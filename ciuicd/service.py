@@ -32,7 +32,7 @@ from ciuic.errors import (
     ConfigError,
     StoreError,
 )
-from ciuic.model import DAEMON, ExcludeRules
+from ciuic.model import ExcludeRules
 from ciuic.snapshot.report import TakeReport
 from ciuic.store.place.keys import is_url
 from ciuic.system.buffers import give_back_unused
@@ -452,7 +452,8 @@ class Service:
         return tuple(os.fsencode(path) for path in self.settings.all_paths)
 
     def _is_cancelled(self, job: Job) -> bool:
-        is_own = job.origin == DAEMON
+        # With --once, a user waits.
+        is_own = any(one.job is job and one.is_own for one in self._attempts.under_way)
         # The next daemon takes its own snapshots again, but not one that a user asked for.
         goes_first = is_own and (self._inbox.has_urgent or self._program.was_replaced())
         return self.is_stopping or goes_first
