@@ -6,7 +6,7 @@ wants.
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.documents import Document
 from ciuic.errors import CancelledError, CiuicError
-from tests.kit.daemon import Daemon, Machine, wait_until
+from tests.kit.daemon import DEADLINE_S, Daemon, Machine, wait_until
 from tests.kit.filesystems import disk
 from tests.kit.program import ciuic
 
@@ -62,7 +62,13 @@ class Site:
 
     def start(self, **settings: str) -> Daemon:
         """Start a daemon that takes the large directory unless the settings say otherwise."""
+        self.configure(**settings)
+        return self.launch()
+
+    def configure(self, **settings: str) -> None:
         self.machine.configure(**{"snapshot_paths": str(self.huge), "threads": "1"} | settings)
+
+    def launch(self) -> Daemon:
         daemon = self.machine.launch(wrapper=IN_FRONT)
         wait_until("the daemon answers", daemon.answers)
         return daemon
@@ -85,9 +91,14 @@ class Site:
         assert found is not None
         return found
 
-    def ask(self, path: Path, **more: Any) -> Document:
-        found = request_snapshot(str(self.machine.store), roots=(os.fsencode(path),), **more)
-        assert found is not None
+    def begin(self, path: Path, **more: Any) -> "Request":
+        """Ask for a snapshot of a directory, and return at once."""
+        return Request(str(self.machine.store), roots=(os.fsencode(path),), **more)
+
+    def ask(self, path: Path) -> Document:
+        """Ask for a snapshot of a directory, and wait for it."""
+        found = self.begin(path).outcome()
+        assert isinstance(found, dict), found
         return found
 
     def taken(self) -> list[str]:
@@ -96,28 +107,34 @@ class Site:
 
 
 class Request(threading.Thread):
-    """A request that waits: it says so for some seconds."""
+    """A request to the daemon, on a thread."""
 
-    def __init__(self, begin: Callable[..., Document]) -> None:
+    def __init__(self, store_path: str, **asked: Any) -> None:
         super().__init__(daemon=True)
-        self._begin = begin
+        self._store_path = store_path
+        self._asked = asked
         self._told: list[str] = []
         self.found: Document | CiuicError | None = None
         self.start()
 
     def run(self) -> None:
+        def progress(told: Document) -> None:
+            self._told.append(told["state"])
+
         try:
-            self.found = self._begin(progress=lambda told: self._told.append(told["state"]))
+            self.found = request_snapshot(self._store_path, progress=progress, **self._asked)
         except CiuicError as error:
             self.found = error
 
     def must_wait(self) -> None:
+        """Fail unless it waits for some seconds."""
         wait_until("it has waited", lambda: len(self._told) >= 3 or not self.is_alive())
         assert self._told[:3] == ["waiting"] * 3, self.found
 
     def outcome(self) -> Document | CiuicError:
-        self.join(120)
-        assert self.found is not None
+        """Return the report, or the error."""
+        self.join(DEADLINE_S)
+        assert self.found is not None, self._told
         return self.found
 
 
@@ -168,7 +185,7 @@ def test_a_snapshot_of_the_same_directory_waits_and_reads_only_what_has_changed_
 ) -> None:
     daemon = site.start()
     site.hold(daemon)
-    waiting = Request(lambda **more: site.ask(site.huge, **more))
+    waiting = site.begin(site.huge)
     waiting.must_wait()
     assert site.ask(site.small)["kind"] == "base", "one that came later goes first"
     site.large.resume()
@@ -182,12 +199,12 @@ def test_with_hooks_one_snapshot_waits_for_the_other(site: Site) -> None:
     """What one hook stops for its snapshot, the other would start again in the middle."""
     daemon = site.start(after="true")
     site.hold(daemon)
-    waiting = Request(lambda **more: site.ask(site.small, **more))
+    waiting = site.begin(site.small)
     waiting.must_wait()
     # The hooks of the one under way count as well.
-    site.machine.configure(snapshot_paths=str(site.huge))
+    site.configure()
     assert request_done(str(site.machine.store), "reload") is not None
-    also_waiting = Request(lambda **more: site.ask(site.other, **more))
+    also_waiting = site.begin(site.other)
     also_waiting.must_wait()
     site.large.resume()
     assert isinstance(waiting.outcome(), dict)
@@ -198,7 +215,7 @@ def test_with_hooks_one_snapshot_waits_for_the_other(site: Site) -> None:
 def test_an_emergency_snapshot_of_another_directory_still_ends_the_daemons_own(site: Site) -> None:
     daemon = site.start()
     site.hold(daemon)
-    emergency = Request(lambda **more: site.ask(site.small, tags=("emergency",), **more))
+    emergency = site.begin(site.small, tags=("emergency",))
     emergency.must_wait()
     site.large.resume()
     daemon.wait_for_log("a snapshot was cancelled because an emergency snapshot goes first")
@@ -211,7 +228,8 @@ def test_a_scheduled_snapshot_does_not_wait_for_a_large_one_that_a_user_asked_fo
 ) -> None:
     daemon = site.start(snapshot_paths=str(site.small), snapshot_interval="1s")
     request_done(str(site.machine.store), "pause")
-    asked = Request(lambda **more: site.ask(site.huge, **more))
+    wait_until("none is under way", lambda: site.status()["state"] == "paused")
+    asked = site.begin(site.huge)
     site.hold(daemon)
     before = len(site.machine.snapshots())
     request_done(str(site.machine.store), "resume")
@@ -225,17 +243,10 @@ def test_a_scheduled_snapshot_does_not_wait_for_a_large_one_that_a_user_asked_fo
 
 def test_of_two_schedules_one_waits_for_the_other(site: Site) -> None:
     """Together they would take twice as much from the training, and no user waits for them."""
-    site.machine.config.write_text("")
-    daemon = None
-
-    def configure() -> None:
-        site.machine.configure(snapshot_paths=str(site.huge), threads="1")
-        with site.machine.config.open("a") as file:
-            file.write(f"[schedule notes]\nsnapshot_paths = {site.other}\n")
-
-    configure()
-    daemon = site.machine.launch(wrapper=IN_FRONT)
-    wait_until("the daemon answers", daemon.answers)
+    site.configure()
+    with site.machine.config.open("a") as file:
+        file.write(f"[schedule notes]\nsnapshot_paths = {site.other}\n")
+    daemon = site.launch()
     site.hold(daemon)
     site.ask(site.small)
     assert site.taken() == ["small"], "the schedule was due before that"
@@ -260,9 +271,9 @@ def test_what_the_policy_does_not_keep_is_forgotten_when_the_last_of_them_has_en
 def test_a_daemon_that_ends_takes_no_more_and_ends_what_is_under_way(site: Site) -> None:
     daemon = site.start(snapshot_paths=str(site.small))
     daemon.wait_for_log("no warnings")
-    asked = Request(lambda **more: site.ask(site.huge, **more))
+    asked = site.begin(site.huge)
     site.hold(daemon)
-    waiting = Request(lambda **more: site.ask(site.huge, **more))
+    waiting = site.begin(site.huge)
     waiting.must_wait()
     site.large.resume()
     assert daemon.stop() == 0
@@ -276,7 +287,7 @@ def test_the_processes_of_all_snapshots_end_with_a_daemon_that_is_killed(site: S
     daemon = site.start()
     site.hold(daemon)
     (site.other / "more.bin").write_bytes(os.urandom(64 * MIB))
-    Request(lambda **more: site.ask(site.other, **more))
+    site.begin(site.other)
     own = psutil.Process(daemon.process.pid)
     wait_until("both are under way", lambda: len(own.children()) == 2)
     both = own.children()
@@ -298,7 +309,7 @@ def test_a_snapshot_waits_if_it_would_lose_its_freezing(site: Site, tmp_path: Pa
         (huge / "model.bin").write_bytes((site.huge / "model.bin").read_bytes())
         daemon = site.start(snapshot_paths=str(huge))
         site.hold(daemon)
-        waiting = Request(lambda **more: site.ask(small, **more))
+        waiting = site.begin(small)
         waiting.must_wait()
         assert site.ask(site.other)["files"] == 1, "one elsewhere does not wait"
         site.large.resume()
