@@ -4,6 +4,7 @@ The process of the large snapshot is stopped (SIGSTOP) while it reads, so it las
 wants.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -241,17 +242,17 @@ def test_a_scheduled_snapshot_does_not_wait_for_a_large_one_that_a_user_asked_fo
     assert "failed" not in daemon.log()
 
 
-def test_of_two_schedules_one_waits_for_the_other(site: Site) -> None:
+def test_of_the_daemons_own_snapshots_one_waits_for_the_other(site: Site) -> None:
     """Together they would take twice as much from the training, and no user waits for them."""
-    site.configure()
-    with site.machine.config.open("a") as file:
-        file.write(f"[schedule notes]\nsnapshot_paths = {site.other}\n")
-    daemon = site.launch()
+    daemon = site.start()
     site.hold(daemon)
+    site.configure(snapshot_paths=str(site.other))
+    assert request_done(str(site.machine.store), "reload") is not None
     site.ask(site.small)
-    assert site.taken() == ["small"], "the schedule was due before that"
+    site.ask(site.small)  # a request has every second turn
+    assert site.taken() == ["small", "small"], "the other directory was due before that"
     site.large.resume()
-    wait_until("both are served", lambda: set(site.taken()) == {"small", "huge", "other"})
+    wait_until("both are taken", lambda: set(site.taken()) == {"small", "huge", "other"})
 
 
 def test_what_the_policy_does_not_keep_is_forgotten_when_the_last_of_them_has_ended(
@@ -301,7 +302,7 @@ def test_the_processes_of_all_snapshots_end_with_a_daemon_that_is_killed(site: S
 
 @pytest.mark.root
 def test_a_snapshot_waits_if_it_would_lose_its_freezing(site: Site, tmp_path: Path) -> None:
-    with disk("xfs", tmp_path / "disk", size_mib=400) as found:
+    with disk("xfs", tmp_path / "disk", size_mib=400) as found, contextlib.closing(site.machine):
         huge, small = found.path / "huge", found.path / "small"
         huge.mkdir()
         small.mkdir()
