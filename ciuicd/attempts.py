@@ -132,10 +132,15 @@ class Attempts:
         """Whether a snapshot is being taken that the daemon takes on its own."""
         return any(one.is_own for one in self.under_way)
 
+    @property
+    def have_store(self) -> bool:
+        """Whether each process under way has opened the store."""
+        return all(one.job.has_store for one in self.under_way)
+
     def fits(self, wanted: Attempt, *others: Attempt) -> bool:
         """Return whether an attempt may begin beside those under way, and beside others."""
         # Of two that open the store at once, one would be refused.
-        if not all(one.job.has_store for one in self.under_way):
+        if not self.have_store:
             return False
         scopes = [one.scope for one in (*self.under_way, *others)]
         return may_be_taken_beside(wanted.scope, scopes, self._clock)
@@ -162,7 +167,8 @@ class Attempts:
             self._forgets_soon = False
             self._upkeep.after_snapshot(self._daemon.settings)
         self.under_way = tuple(other for other in self.under_way if other is not one)
-        self._daemon.show_status()
+        if not self.under_way:
+            self._daemon.show_status()
         self._daemon.write_metrics()
         give_back_unused()
 

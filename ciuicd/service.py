@@ -1,9 +1,9 @@
 """The daemon's main thread: takes snapshots when they are due or requested.
 
 Only the main thread takes snapshots: one on its own at a time, and requested ones beside it where
-``at_once`` allows that. The control socket's threads and the thread that waits for
-signals put work into its queue and read its state; the watchdog's thread tells systemd that the
-main thread makes progress.
+``jobs.at_once`` allows that. The control socket's threads and the thread that waits for signals put
+work into its queue and read its state; the watchdog's thread tells systemd that the main thread
+makes progress.
 
 Guarantees:
     - A failed snapshot never ends the daemon. It is one line in the log, and the next snapshot
@@ -93,6 +93,7 @@ class Service:
         self._inbox = Inbox()
         self.is_stopping = False
         self._reload_wanted = False
+        self._keeps_waiting = False
         self.is_paused = is_paused
         self._program = Program(clock)
         self._blocked: Document | None = None
@@ -249,7 +250,7 @@ class Service:
             self._notifier,
             self._is_cancelled,
             self._watchdog.note_progress,
-            somebody_waits=lambda: self._inbox.has_waiting,
+            somebody_waits=self._somebody_waits,
             is_ending=lambda: self.is_stopping,
             store_id=store_id,
             apart=serves,
@@ -421,7 +422,10 @@ class Service:
         """Go on with the snapshots that are being taken, and begin another one beside them."""
         self._attempts.step()
         if self._attempts.under_way and not (self.is_stopping or self._program.was_replaced()):
-            self._order.begin_next()
+            # Beside a snapshot that opens the store, a request only waits for a moment.
+            has_begun = self._order.begin_next()
+            must_wait = self._inbox.has_waiting and not has_begun
+            self._keeps_waiting = must_wait and self._attempts.have_store
 
     def _can_do_upkeep(self) -> bool:
         return (
@@ -450,6 +454,12 @@ class Service:
     @property
     def _all_roots(self) -> tuple[bytes, ...]:
         return tuple(os.fsencode(path) for path in self.settings.all_paths)
+
+    def _somebody_waits(self) -> bool:
+        """Return whether a request waits that cannot begin beside what is under way."""
+        # A snapshot into a bucket occupies the main thread: no request begins beside it.
+        is_alone = is_url(self.settings.snapshot_dir)
+        return self._inbox.has_waiting if is_alone else self._keeps_waiting
 
     def _is_cancelled(self, job: Job) -> bool:
         # With --once, a user waits.

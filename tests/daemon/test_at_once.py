@@ -6,6 +6,7 @@ wants.
 
 import contextlib
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,6 +241,29 @@ def test_a_scheduled_snapshot_does_not_wait_for_a_large_one_that_a_user_asked_fo
     assert isinstance(asked.outcome(), dict)
     assert daemon.stop() == 0
     assert "failed" not in daemon.log()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 and resource.getrlimit(resource.RLIMIT_NICE)[0] < 1,
+    reason="this user may not leave SCHED_IDLE again",
+)
+def test_a_scheduled_snapshot_still_gives_way_beside_one_that_a_user_asked_for(
+    site: Site,
+) -> None:
+    (site.huge / "more.bin").write_bytes(os.urandom(128 * MIB))
+    daemon = site.start()
+    site.hold(daemon)
+    site.ask(site.small)
+    site.large.resume()
+
+    def goes_on() -> bool:
+        progress = site.status()["progress"]
+        assert progress is not None, "it must not be over"
+        return bool(progress["bytes"])
+
+    wait_until("it goes on", goes_on)
+    site.large.suspend()
+    assert os.SCHED_IDLE in {os.sched_getscheduler(one.id) for one in site.large.threads()}
 
 
 def test_of_the_daemons_own_snapshots_one_waits_for_the_other(site: Site) -> None:
