@@ -1,13 +1,14 @@
-"""Attempts at snapshots: scheduled, requested or as a follow-up, one at a time.
+"""Attempts at snapshots: scheduled, requested or as a follow-up.
 
 An attempt takes the hold on the store, takes the snapshot, and records how it went: for the job
-that waits, the schedule, the metrics, the log and the status. ``Service`` decides which is next.
+that waits, the schedule, the metrics, the log and the status. ``Service`` decides which is next,
+and goes on with those under way, step by step: the child processes do the work.
 """
 
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ciuic.config.settings import Settings
 from ciuic.errors import (
@@ -18,21 +19,23 @@ from ciuic.errors import (
     CommitUncertainError,
     UsageError,
 )
-from ciuic.model import EMERGENCY_TAG
+from ciuic.model import DAEMON, EMERGENCY_TAG
 from ciuic.snapshot.report import TakeReport
 from ciuic.system.buffers import give_back_unused
 from ciuic.system.clock import Clock
 from ciuicd.attempt import attempt, failure, sentence
 from ciuicd.followup import TAG
 from ciuicd.hold import StoreHold
+from ciuicd.jobs.at_once import Scope, may_be_taken_beside, scope_of
 from ciuicd.jobs.job import Job
+from ciuicd.jobs.steps import Steps, all_steps
 from ciuicd.metrics.meter import Meter
 from ciuicd.schedules.state import ScheduleState
 from ciuicd.schedules.turns import Turns
 from ciuicd.taking import SnapshotTaker, newest_taken_ns
 from ciuicd.upkeep.upkeep import Upkeep
 
-__all__ = ["Attempts", "Daemon"]
+__all__ = ["Attempt", "Attempts", "Daemon"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +74,25 @@ class Daemon(Protocol):
         ...
 
 
+class Attempt(NamedTuple):
+    """An attempt that has not begun, or is under way.
+
+    Attributes:
+        job: What is taken.
+        scope: What it needs for itself.
+        steps: What is done; each step takes a moment, but into a bucket the snapshot is one step.
+    """
+
+    job: Job
+    scope: Scope
+    steps: Steps[None]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the daemon takes it on its own, and no user waits for it."""
+        return self.job.origin == DAEMON
+
+
 class Attempts:
     """Takes snapshots and records how that went. The main thread alone calls its methods.
 
@@ -80,10 +102,10 @@ class Attempts:
         turns: The schedules.
         taker: Takes the snapshots.
         hold: The hold on the store.
-        upkeep: Forgets after each snapshot.
+        upkeep: Forgets after each snapshot, if no other is being taken.
 
     Attributes:
-        job: What is being taken; None: nothing. Other threads may read it.
+        under_way: What is being taken; what began first comes first. Other threads may read it.
     """
 
     def __init__(
@@ -102,7 +124,59 @@ class Attempts:
         self._taker = taker
         self._hold = hold
         self._upkeep = upkeep
-        self.job: Job | None = None
+        self._forgets_soon = False
+        self.under_way: tuple[Attempt, ...] = ()
+
+    @property
+    def has_own(self) -> bool:
+        """Whether a snapshot is being taken that the daemon takes on its own."""
+        return any(one.is_own for one in self.under_way)
+
+    @property
+    def have_store(self) -> bool:
+        """Whether each process under way has opened the store."""
+        return all(one.job.has_store for one in self.under_way)
+
+    def fits(self, wanted: Attempt, *others: Attempt) -> bool:
+        """Return whether an attempt may begin beside those under way, and beside others."""
+        # Of two that open the store at once, one would be refused.
+        if not self.have_store:
+            return False
+        scopes = [one.scope for one in (*self.under_way, *others)]
+        return may_be_taken_beside(wanted.scope, scopes, self._clock)
+
+    def begin(self, planned: Attempt) -> None:
+        """Begin an attempt, and do its first step."""
+        self.under_way = (*self.under_way, planned)
+        self._daemon.write_metrics()
+        self._go_on(planned)
+
+    def step(self) -> None:
+        """Go on with each attempt for a moment."""
+        for one in self.under_way:
+            self._go_on(one)
+
+    def _go_on(self, one: Attempt) -> None:
+        try:
+            next(one.steps)
+        except StopIteration:
+            self._leave(one)
+
+    def _leave(self, one: Attempt) -> None:
+        if self._forgets_soon and len(self.under_way) == 1:
+            self._forgets_soon = False
+            self._upkeep.after_snapshot(self._daemon.settings)
+        self.under_way = tuple(other for other in self.under_way if other is not one)
+        if not self.under_way:
+            self._daemon.show_status()
+        self._daemon.write_metrics()
+        give_back_unused()
+
+    def close(self) -> None:
+        """Give up what is under way: its processes are killed."""
+        for one in self.under_way:
+            one.steps.close()
+        self.under_way = ()
 
     def take_each_due(self) -> tuple[list[TakeReport], list[CiuicError]]:
         """Take a snapshot of each schedule that is due, or of the first one if none is."""
@@ -116,7 +190,8 @@ class Attempts:
         for state in states:
             try:
                 job, interval_s = self._job_for(state), state.interval_s
-                reports.append(self._taker.take(state.settings, job, interval_s=interval_s))
+                steps = self._taker.take(state.settings, job, interval_s=interval_s)
+                reports.append(all_steps(steps))
             except CiuicError as error:
                 self._daemon.metrics.note_failure(error, is_snapshot=True)
                 if self._daemon.is_stopping:
@@ -133,30 +208,44 @@ class Attempts:
         job.names_schedule = bool(self._daemon.settings.others)
         return job
 
-    def take_scheduled(self, state: ScheduleState) -> None:
-        """Take the snapshot of a schedule, unless a user has just taken one."""
+    def scheduled(self, state: ScheduleState) -> Attempt:
+        """Return the attempt that takes the snapshot of a schedule."""
         job = self._job_for(state)
+        return self._planned(job, state, self._take_scheduled(job, state))
+
+    def _take_scheduled(self, job: Job, state: ScheduleState) -> Steps[None]:
+        """Take the snapshot of a schedule, unless a user has just taken one."""
         with self._attempt(job, state, scheduled=True):
             self._hold.take(self._daemon.settings)
             # A user may have taken a snapshot since the last look.
             state.newest_ns = newest_taken_ns(state.settings, self._clock, by_daemon=True)
             if state.is_due:
-                report = self._taker.take(state.settings, job, interval_s=state.interval_s)
+                report = yield from self._taker.take(
+                    state.settings,
+                    job,
+                    interval_s=state.interval_s,
+                )
                 self._finish(job, state, report)
 
-    def take_for(self, job: Job) -> None:
-        """Take the snapshot that a client asked for."""
+    def requested(self, job: Job) -> Attempt:
+        """Return the attempt that takes the snapshot that a client asked for.
+
+        Raises:
+            UsageError: The job's schedule is no longer in the configuration.
+        """
         state = self._turns.first if job.schedule is None else self._turns.find(job.schedule)
         if state is None:
             what = f"the schedule {job.schedule} is no longer in the configuration"
-            job.finish(UsageError(what, hint="'ciuic status' shows the daemon's schedules."))
-            return
+            raise UsageError(what, hint="'ciuic status' shows the daemon's schedules.")
         job.names_schedule = job.scope is None and bool(self._daemon.settings.others)
+        return self._planned(job, state, self._take_for(job, state))
+
+    def _take_for(self, job: Job, state: ScheduleState) -> Steps[None]:
         with self._attempt(job, state, scheduled=False):
             self._hold.take(self._daemon.settings)
             # A failed job must not wait for a full snapshot either.
             may_be_full = EMERGENCY_TAG not in job.tags
-            report = self._taker.take(
+            report = yield from self._taker.take(
                 state.settings,
                 job,
                 interval_s=state.interval_s,
@@ -165,15 +254,18 @@ class Attempts:
             )
             self._finish(job, state, report)
 
-    def take_follow_up(self, state: ScheduleState) -> None:
-        """Take the follow-up of a snapshot of a schedule."""
+    def follow_up(self, state: ScheduleState) -> Attempt:
+        """Return the attempt that takes the follow-up of a snapshot of a schedule."""
         job = Job(tags=(TAG,), scope=state.follow_ups.scope)
         job.names_schedule = job.scope is None and bool(self._daemon.settings.others)
+        return self._planned(job, state, self._take_follow_up(job, state))
+
+    def _take_follow_up(self, job: Job, state: ScheduleState) -> Steps[None]:
         report = None
         with self._attempt(job, state, scheduled=False):
             self._hold.take(self._daemon.settings)
             # A file that was closed is not a reason to read all other files again.
-            report = self._taker.take(
+            report = yield from self._taker.take(
                 state.settings,
                 job,
                 interval_s=state.interval_s,
@@ -185,7 +277,9 @@ class Attempts:
         else:
             self._note_taken(job, state, report)
             state.follow_ups.taken(report)
-            self._upkeep.after_snapshot(self._daemon.settings)
+
+    def _planned(self, job: Job, state: ScheduleState, steps: Steps[None]) -> Attempt:
+        return Attempt(job, scope_of(job, state.settings, state.roots), steps)
 
     def _finish(self, job: Job, state: ScheduleState, report: TakeReport) -> None:
         job.finish(report)
@@ -193,10 +287,10 @@ class Attempts:
         roots = job.scope[0] if job.scope is not None else state.roots
         interval_s = state.interval_s
         state.follow_ups.consider(report, job.scope, roots, interval_s=interval_s)
-        self._upkeep.after_snapshot(self._daemon.settings)
 
     def _note_taken(self, job: Job, state: ScheduleState, report: TakeReport) -> None:
         self._daemon.metrics.note_snapshot(report)
+        self._forgets_soon = True
         if job.scope is None:
             state.newest_ns = report.taken_ns
             state.last_error = None
@@ -206,20 +300,12 @@ class Attempts:
     @contextlib.contextmanager
     def _attempt(self, job: Job, state: ScheduleState, *, scheduled: bool) -> Iterator[None]:
         """Turn a failure of the block into the job's outcome and a line in the log."""
-        self.job = job
-        self._daemon.write_metrics()
-        try:
-            with attempt(lambda error: self._failed(job, state, error, scheduled=scheduled)):
-                yield
-        finally:
-            self.job = None
-            # A snapshot that was cancelled for an emergency snapshot is due again, unless the
-            # emergency snapshot serves its schedule.
-            if scheduled and not isinstance(job.wait(0), CancelledError):
-                state.attempt_ended()
-            self._daemon.show_status()
-            self._daemon.write_metrics()
-            give_back_unused()
+        with attempt(lambda error: self._failed(job, state, error, scheduled=scheduled)):
+            yield
+        # A snapshot that was cancelled for an emergency snapshot is due again, unless the emergency
+        # snapshot serves its schedule.
+        if scheduled and not isinstance(job.wait(0), CancelledError):
+            state.attempt_ended()
 
     def _failed(
         self, job: Job, state: ScheduleState, error: CiuicError, *, scheduled: bool

@@ -12,8 +12,8 @@ the socket.
 
 Other users' clients share half of the slots, so they cannot keep root out.
 
-A request for a snapshot becomes a ``Job``. The daemon's main thread takes the snapshot while the
-client's thread waits, and finishes it even if the client goes away.
+A request for a snapshot becomes a ``Job``. The daemon's main thread has the snapshot taken while
+the client's thread waits, and finishes it even if the client goes away.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ class Services(Protocol):
         ...
 
     def submit(self, job: Job) -> None:
-        """Take a snapshot as soon as no other snapshot is being taken."""
+        """Take a snapshot as soon as no other one is being taken that it must wait for."""
         ...
 
     def control_group(self) -> int | None:

@@ -65,13 +65,17 @@ class ProcessorShare:
 
     @contextlib.contextmanager
     def lowered(self, longest_s: float) -> Iterator[None]:
-        """Have the slice idle for some time of the block at most; 0: not at all.
+        """Have the slice idle for some time of the block at most.
 
-        An administrator's weight stays.
+        With 0 it is not idle, and never again in a longer block around this one or beside it. An
+        administrator's weight stays.
         """
+        if not longest_s:
+            self.set_back()
+            yield
+            return
         is_over = self._is_over = threading.Event()
-        if longest_s:
-            self._begin(lambda: self._lower(is_over, longest_s))
+        self._begin(lambda: self._lower(is_over, longest_s))
         try:
             yield
         finally:

@@ -1,8 +1,9 @@
-"""The daemon's main thread: takes snapshots when they are due or requested, one at a time.
+"""The daemon's main thread: takes snapshots when they are due or requested.
 
-Only the main thread takes snapshots. The control socket's threads and the thread that waits for
-signals put work into its queue and read its state; the watchdog's thread tells systemd that the
-main thread makes progress.
+Only the main thread takes snapshots: one on its own at a time, and requested ones beside it where
+``jobs.at_once`` allows that. The control socket's threads and the thread that waits for signals put
+work into its queue and read its state; the watchdog's thread tells systemd that the main thread
+makes progress.
 
 Guarantees:
     - A failed snapshot never ends the daemon. It is one line in the log, and the next snapshot
@@ -31,7 +32,7 @@ from ciuic.errors import (
     ConfigError,
     StoreError,
 )
-from ciuic.model import DAEMON, ExcludeRules
+from ciuic.model import ExcludeRules
 from ciuic.snapshot.report import TakeReport
 from ciuic.store.place.keys import is_url
 from ciuic.system.buffers import give_back_unused
@@ -45,6 +46,7 @@ from ciuicd.jobs.job import Job
 from ciuicd.metrics.meter import meter_of
 from ciuicd.notify import Notifier, Watchdog
 from ciuicd.program import Program
+from ciuicd.schedules.order import Order
 from ciuicd.schedules.state import error_fields
 from ciuicd.schedules.turns import Turns
 from ciuicd.served_stores import ServedStores
@@ -91,8 +93,8 @@ class Service:
         self._inbox = Inbox()
         self.is_stopping = False
         self._reload_wanted = False
+        self._keeps_waiting = False
         self.is_paused = is_paused
-        self._was_scheduled = False
         self._program = Program(clock)
         self._blocked: Document | None = None
         self._refusal: CiuicError = CancelledError("the daemon is stopping")
@@ -106,6 +108,7 @@ class Service:
         self._taker: SnapshotTaker
         self._upkeep: Upkeep
         self._attempts: Attempts
+        self._order: Order
 
     def run_once(self) -> list[TakeReport]:
         """Take one snapshot now, even while a daemon runs; then forget as the daemon would.
@@ -149,8 +152,10 @@ class Service:
                 self._lower_priority()
                 self._introduce()
                 self._notifier.ready()
-                while not (self.is_stopping or starts_again):
-                    if self._program.is_replaced():
+                while self._attempts.under_way or not (self.is_stopping or starts_again):
+                    if self._attempts.under_way:
+                        self._go_on()
+                    elif self._program.is_replaced():
                         starts_again = self._can_start_again()
                     else:
                         self._unblock()
@@ -162,6 +167,7 @@ class Service:
                 else:
                     self._notifier.stopping()
                 self.is_stopping = True
+                self._attempts.close()
                 self._inbox.refuse_all(self._refusal)
                 self._turns.drop_follow_ups()
                 self._hold.release()
@@ -183,9 +189,8 @@ class Service:
         error = self._why_not_started()
         self._block(error)
         self._inbox.refuse_all(error)
-        job = self._inbox.wait(_UPGRADE_LOOK_S)
-        if job is not None:
-            job.finish(error)
+        self._inbox.wait(_UPGRADE_LOOK_S)
+        self._inbox.refuse_all(error)
         if self._notifier.has_manager and self._program.is_stuck():
             raise StoreError(
                 "ciuic was changed on disk and has not started for five minutes, so this ciuicd"
@@ -245,7 +250,7 @@ class Service:
             self._notifier,
             self._is_cancelled,
             self._watchdog.note_progress,
-            somebody_waits=lambda: self._inbox.has_waiting,
+            somebody_waits=self._somebody_waits,
             is_ending=lambda: self.is_stopping,
             store_id=store_id,
             apart=serves,
@@ -253,6 +258,13 @@ class Service:
         self._upkeep = Upkeep(clock, self._watchdog.note_progress, store_id=store_id, apart=serves)
         self._attempts = Attempts(
             self, clock, self._turns, taker=self._taker, hold=self._hold, upkeep=self._upkeep
+        )
+        self._order = Order(
+            self._attempts,
+            self._turns,
+            self._inbox,
+            is_paused=lambda: self.is_paused,
+            is_replaced=self._program.is_replaced,
         )
 
     def _lower_priority(self) -> None:
@@ -278,7 +290,8 @@ class Service:
 
     def status(self) -> Document:
         """See ``Services``; the document of ``ciuic status --json``."""
-        settings, job, report = self.settings, self._attempts.job, self._taker.last_report
+        settings, report = self.settings, self._taker.last_report
+        job = next((one.job for one in self._attempts.under_way), None)
         newest_ns = max((state.newest_ns or 0 for state in self._turns), default=0)
         awaited = [state.follow_ups.shown for state in self._turns]
         blocked, is_replaced = self._blocked, self._program.was_replaced()
@@ -310,7 +323,7 @@ class Service:
     @property
     def _state(self) -> str:
         """The state in a word, as ``ciuic status`` shows it."""
-        if self._attempts.job is not None:
+        if self._attempts.under_way:
             return "taking"
         if self._blocked is not None:
             return "blocked"
@@ -393,25 +406,9 @@ class Service:
             with contextlib.suppress(CiuicError):
                 self.reload()
         self._turns.drop_gone()
-        urgent = self._inbox.urgent()
-        if urgent is not None:
-            self._attempts.take_for(urgent)
+        if self._order.begin_next():
             return
-        if self.is_paused:
-            self._turns.drop_follow_ups()
-        elif (state := self._turns.due()) is not None:
-            # Several schedules may be due all the time: a request has every second turn.
-            job = self._inbox.waiting() if self._was_scheduled else None
-            self._was_scheduled = job is None
-            if job is None:
-                self._attempts.take_scheduled(state)
-            else:
-                self._attempts.take_for(job)
-            return
-        elif (state := self._turns.follow_up_due()) is not None:
-            self._attempts.take_follow_up(state)
-            return
-        elif self._can_do_upkeep():
+        if not self.is_paused and self._can_do_upkeep():
             self._upkeep.run(self.settings, self._has_better_to_do, lambda: self.is_stopping)
             self.show_status()
             self.write_metrics()
@@ -419,11 +416,16 @@ class Service:
             return
         if self.metrics.is_due():
             self.write_metrics()
-        job = self._next_job()
-        if job is not None and self._program.is_replaced():
-            self._inbox.put(job)  # ``serve`` answers it
-        elif job is not None:
-            self._attempts.take_for(job)
+        self._wait()
+
+    def _go_on(self) -> None:
+        """Go on with the snapshots that are being taken, and begin another one beside them."""
+        self._attempts.step()
+        if self._attempts.under_way and not (self.is_stopping or self._program.was_replaced()):
+            # Beside a snapshot that opens the store, a request only waits for a moment.
+            has_begun = self._order.begin_next()
+            must_wait = self._inbox.has_waiting and not has_begun
+            self._keeps_waiting = must_wait and self._attempts.have_store
 
     def _can_do_upkeep(self) -> bool:
         return (
@@ -442,20 +444,26 @@ class Service:
             or self._turns.follow_up_due() is not None
         )
 
-    def _next_job(self) -> Job | None:
+    def _wait(self) -> None:
         wait_s = _LOOK_S if self.is_paused else min(_LOOK_S, self._turns.wait_s)
         look_s = self._turns.next_look_s
         if look_s is not None:
             wait_s = min(wait_s, look_s - self._clock.monotonic_s())
-        return self._inbox.wait(max(wait_s, 0.001))
+        self._inbox.wait(max(wait_s, 0.001))
 
     @property
     def _all_roots(self) -> tuple[bytes, ...]:
         return tuple(os.fsencode(path) for path in self.settings.all_paths)
 
-    def _is_cancelled(self) -> bool:
-        job = self._attempts.job
-        is_own = job is not None and job.origin == DAEMON
+    def _somebody_waits(self) -> bool:
+        """Return whether a request waits that cannot begin beside what is under way."""
+        # A snapshot into a bucket occupies the main thread: no request begins beside it.
+        is_alone = is_url(self.settings.snapshot_dir)
+        return self._inbox.has_waiting if is_alone else self._keeps_waiting
+
+    def _is_cancelled(self, job: Job) -> bool:
+        # With --once, a user waits.
+        is_own = any(one.job is job and one.is_own for one in self._attempts.under_way)
         # The next daemon takes its own snapshots again, but not one that a user asked for.
         goes_first = is_own and (self._inbox.has_urgent or self._program.was_replaced())
         return self.is_stopping or goes_first
@@ -464,7 +472,7 @@ class Service:
         """See ``Daemon``."""
         next_due_ns = None if self.is_paused else self._turns.next_due_ns
         self.metrics.write(
-            self.settings, next_due_ns=next_due_ns, is_taking=bool(self._attempts.job)
+            self.settings, next_due_ns=next_due_ns, is_taking=bool(self._attempts.under_way)
         )
 
     @property

@@ -37,6 +37,7 @@ from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_bytes, format_duration, format_files
 from ciuicd.jobs.child import Child, in_child
 from ciuicd.jobs.job import Job
+from ciuicd.jobs.steps import Steps
 from ciuicd.notify import Notifier
 from ciuicd.processor_share import ProcessorShare
 from ciuicd.schedules.namesakes import snapshots_of_namesakes
@@ -61,7 +62,7 @@ class SnapshotTaker:
     Args:
         clock: Tells the time.
         notifier: Receives the beginning of each snapshot.
-        cancelled: Called often while a snapshot is taken; True cancels it.
+        cancelled: Called often while a snapshot is taken, with its job; True cancels it.
         somebody_waits: Whether a request waits for the end of a snapshot of the schedule.
         note_progress: Called often as long as a snapshot makes progress.
         is_ending: Whether the daemon ends, which never waits for long.
@@ -70,15 +71,15 @@ class SnapshotTaker:
             the threads of an object store's client do not survive a fork.
 
     Attributes:
-        last_report: Of the last snapshot that this daemon took.
-        last_error: Of the last attempt, if it failed: kind, message, hint and time.
+        last_report: Of the snapshot of this daemon that ended last.
+        last_error: Of the attempt that ended last, if it failed: kind, message, hint and time.
     """
 
     def __init__(
         self,
         clock: Clock,
         notifier: Notifier,
-        cancelled: Callable[[], bool],
+        cancelled: Callable[[Job], bool],
         note_progress: Callable[[], None],
         *,
         somebody_waits: Callable[[], bool],
@@ -97,6 +98,7 @@ class SnapshotTaker:
         self.last_report: TakeReport | None = None
         self.last_error: Document | None = None
         self._has_said_unpaced = False
+        self._awaited_count = 0
         self._share = ProcessorShare(clock)
         self._share.repair()
 
@@ -108,8 +110,10 @@ class SnapshotTaker:
         interval_s: float,
         wait_s: float = 0.0,
         may_be_full: bool = True,
-    ) -> TakeReport:
+    ) -> Steps[TakeReport]:
         """Take the snapshot that ``job`` describes, with the hooks, and log its report.
+
+        In a child process the steps only wait. Else there is no step: it is taken at once.
 
         Args:
             settings: The daemon's configuration, with the schedule that the snapshot is for.
@@ -149,12 +153,11 @@ class SnapshotTaker:
                 idling=Idling(self._clock, longest_s, must_hurry) if gives_way else None,
             )
 
-        # Hooks have time limits.
-        with self._share.lowered(0.0 if hooks.before or hooks.after else longest_s):
+        with self._lowered_share(hooks, longest_s, is_awaited=job.origin != DAEMON):
             if self._apart and not is_url(settings.snapshot_dir):
-                report = self._take_apart(take, job, request, hooks)
+                report = yield from self._take_apart(take, job, request, hooks)
             else:
-                report = take(self._is_cancelled_here, self._must_hurry, job)
+                report = take(lambda: self._is_cancelled_here(job), self._must_hurry, job)
         self.last_report = report
         self.last_error = None
         name = f"{settings.schedule}: " if job.names_schedule else ""
@@ -171,7 +174,7 @@ class SnapshotTaker:
         job: Job,
         request: TakeRequest,
         hooks: Hooks,
-    ) -> TakeReport:
+    ) -> Steps[TakeReport]:
         """Take a snapshot in a child process; run the hook ``after`` if that is killed."""
         states: list[HookState] = []
         hook_time = _HookTime(self._notifier, self._is_ending, hooks.timeout_s)
@@ -192,14 +195,15 @@ class SnapshotTaker:
         def told(document: Document) -> None:
             if (state := document.get(_HOOKS)) is not None:
                 states[:] = [state]
+                job.has_store = True
             else:
                 job.show(document)
 
         try:
-            return in_child(
+            report = yield from in_child(
                 work,
                 clock=self._clock,
-                is_cancelled=self._is_cancelled,
+                is_cancelled=lambda: self._is_cancelled(job),
                 is_ending=is_ending,
                 must_hurry=self._must_hurry,
                 note_progress=self._note_progress,
@@ -221,6 +225,19 @@ class SnapshotTaker:
                     waits=waits,
                 )
             raise
+        return report
+
+    @contextlib.contextmanager
+    def _lowered_share(self, hooks: Hooks, longest_s: float, *, is_awaited: bool) -> Iterator[None]:
+        """Leave the processors to others for ``longest_s`` of the block, if nothing forbids it."""
+        has_limits = bool(hooks.before or hooks.after)
+        self._awaited_count += is_awaited
+        try:
+            # Snapshots that are taken at once have the same share.
+            with self._share.lowered(0.0 if has_limits or self._awaited_count else longest_s):
+                yield
+        finally:
+            self._awaited_count -= is_awaited
 
     def _pacer(self, settings: Settings, job: Job) -> Pacer | None:
         """Return the pacer of a snapshot of the schedule. One that a user asked for has none."""
@@ -253,12 +270,12 @@ class SnapshotTaker:
         """Keep the error of an attempt for the daemon's status."""
         self.last_error = error_fields(error, self._clock)
 
-    def _is_cancelled_here(self) -> bool:
+    def _is_cancelled_here(self, job: Job) -> bool:
         self._note_progress()
-        return self._is_cancelled()
+        return self._is_cancelled(job)
 
-    def _is_cancelled(self) -> bool:
-        must_stop = self._cancelled()
+    def _is_cancelled(self, job: Job) -> bool:
+        must_stop = self._cancelled(job)
         if must_stop:
             self._share.set_back()
         return must_stop

@@ -14,6 +14,7 @@ from ciuic.system.clock import Clock
 from ciuic.system.priority import lower_priority
 from ciuic.units import format_duration
 from ciuicd.jobs.child import Child, in_child
+from ciuicd.jobs.steps import all_steps
 from ciuicd.jobs.watching import ENDS_WITHIN_S
 
 __all__ = ["Work", "in_background"]
@@ -59,13 +60,15 @@ def in_background(
             _lower(what)
             return work(child.is_cancelled, child.is_ending)
 
-        return in_child(
-            begin,
-            clock=clock,
-            is_cancelled=must_stop,
-            note_progress=note_progress,
-            is_ending=is_ending,
-            counts_processor_time=True,
+        return all_steps(
+            in_child(
+                begin,
+                clock=clock,
+                is_cancelled=must_stop,
+                note_progress=note_progress,
+                is_ending=is_ending,
+                counts_processor_time=True,
+            )
         )
     return _on_thread(
         what,

@@ -31,6 +31,7 @@ from ciuic.errors import CiuicError, ResourceError, StoreError
 from ciuic.system.clock import Clock
 from ciuicd.jobs.forking import fork
 from ciuicd.jobs.pipe import ReadEnd, WriteEnd
+from ciuicd.jobs.steps import Steps
 from ciuicd.jobs.watching import (
     BEAT,
     DONE,
@@ -99,8 +100,11 @@ def in_child(
     must_hurry: Callable[[], bool] = lambda: False,
     told: Callable[[Document], None] = lambda _document: None,
     counts_processor_time: bool = False,
-) -> Result:
+) -> Steps[Result]:
     """Do work in a child process and return what it returned.
+
+    The first step starts the child, and each further one waits for it for a moment. If the steps
+    are closed before the end, the child is killed.
 
     Args:
         work: What to do. It changes nothing in this process, and returns what can be pickled.
@@ -140,16 +144,14 @@ def in_child(
     watched = Watched(
         pid, ReadEnd(read_fd), shared, clock, counts_processor_time=counts_processor_time
     )
-    return cast(
-        "Result",
-        watched.outcome(
-            is_cancelled=is_cancelled,
-            is_ending=is_ending,
-            must_hurry=must_hurry,
-            note_progress=note_progress,
-            told=told,
-        ),
+    outcome = yield from watched.outcome(
+        is_cancelled=is_cancelled,
+        is_ending=is_ending,
+        must_hurry=must_hurry,
+        note_progress=note_progress,
+        told=told,
     )
+    return cast("Result", outcome)
 
 
 def _be_child(

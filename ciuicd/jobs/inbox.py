@@ -1,8 +1,7 @@
 """``Inbox``: the requests that wait for the daemon's main thread."""
 
-import contextlib
-import queue
 import threading
+from collections.abc import Callable
 
 from ciuic.errors import CiuicError
 from ciuic.model import EMERGENCY_TAG
@@ -15,75 +14,77 @@ class Inbox:
     """Requests for snapshots, and calls that only wake the main thread.
 
     Any thread may call ``put``, ``wake`` and ``refuse_all``; the main thread alone takes jobs out.
-    The number of clients bounds the queues.
+    The number of clients bounds the lists.
     """
 
     def __init__(self) -> None:
-        # None only wakes the main thread.
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._urgent: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._waiting_count = 0
+        self._jobs: list[Job] = []
+        self._urgent: list[Job] = []
+        self._changed = threading.Condition()
+        self._is_woken = False
 
     def put(self, job: Job) -> None:
         """Add a request. The snapshot of a training that failed goes before all others."""
-        if EMERGENCY_TAG in job.tags:
-            self._urgent.put(job)
-            self.wake()
-        else:
-            self._count(1)
-            self._jobs.put(job)
+        with self._changed:
+            (self._urgent if EMERGENCY_TAG in job.tags else self._jobs).append(job)
+            self._wake()
 
     def wake(self) -> None:
         """Let the main thread look at everything again."""
-        self._jobs.put(None)
+        with self._changed:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._is_woken = True
+        self._changed.notify_all()
 
     @property
     def is_quiet(self) -> bool:
-        """No request waits, and no call of ``wake`` is unseen."""
-        return self._jobs.empty()
+        """No request waits that is not urgent, and no call of ``wake`` is unseen."""
+        return not (self._jobs or self._is_woken)
 
     @property
     def has_urgent(self) -> bool:
         """A request waits that goes before all others."""
-        return not self._urgent.empty()
+        return bool(self._urgent)
 
     @property
     def has_waiting(self) -> bool:
         """A request waits that is not urgent."""
-        return self._waiting_count > 0
+        return bool(self._jobs)
 
-    def urgent(self) -> Job | None:
-        """Take out a request that goes before all others; None if there is none."""
-        with contextlib.suppress(queue.Empty):
-            return self._urgent.get_nowait()
-        return None
+    def first_urgent(self) -> Job | None:
+        """Return the request that goes before all others; it stays. None if there is none."""
+        with self._changed:
+            return self._urgent[0] if self._urgent else None
 
-    def waiting(self) -> Job | None:
-        """Take out the request that has waited longest, but no urgent one; None without one."""
-        job = None
-        with contextlib.suppress(queue.Empty):
-            while (job := self._jobs.get_nowait()) is None:
-                pass
-        return self._taken(job)
+    def first(self, fits: Callable[[Job], bool]) -> Job | None:
+        """Return the request that has waited longest of those that fit, but no urgent one.
 
-    def wait(self, timeout_s: float) -> Job | None:
-        """Wait for a request that is not urgent; None after ``wake``, or when the time is over."""
-        job = None
-        with contextlib.suppress(queue.Empty):
-            job = self._jobs.get(timeout=timeout_s)
-        return self._taken(job)
+        It stays.
+        """
+        with self._changed:
+            waiting = list(self._jobs)
+        return next((job for job in waiting if fits(job)), None)
 
-    def _taken(self, job: Job | None) -> Job | None:
-        if job is not None:
-            self._count(-1)
-        return job
+    def take_out(self, job: Job) -> None:
+        """Take out a request that waits."""
+        with self._changed:
+            for jobs in (self._urgent, self._jobs):
+                if job in jobs:
+                    jobs.remove(job)
 
-    def _count(self, more: int) -> None:
-        with self._lock:
-            self._waiting_count += more
+    def wait(self, timeout_s: float) -> None:
+        """Wait for a request, or for ``wake``; if there was one since the last call, return."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_woken, timeout_s)
+            self._is_woken = False
 
     def refuse_all(self, error: CiuicError) -> None:
         """End every request that waits with an error."""
-        while (job := self.waiting() or self.urgent()) is not None:
+        with self._changed:
+            refused = [*self._jobs, *self._urgent]
+            self._jobs.clear()
+            self._urgent.clear()
+        for job in refused:
             job.finish(error)

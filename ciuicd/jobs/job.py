@@ -24,6 +24,8 @@ class Job:
             no schedule.
         names_schedule: The log says the name, because there are several schedules.
         pacer: Slows its readers down; None: they read at full speed.
+        has_store: The child process that takes it has opened the store, and holds no lock that
+            another one needs.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Job:
         self.schedule = schedule
         self.names_schedule = False
         self.pacer: Pacer | None = None
+        self.has_store = False
         self._progress: Document = {"state": "waiting"}
         self._done = threading.Event()
         self._outcome: TakeReport | CiuicError | None = None

@@ -19,6 +19,7 @@ from ciuic.errors import ChildDiedError
 from ciuic.system.clock import Clock, cpu_time_ns
 from ciuic.units import format_duration
 from ciuicd.jobs.pipe import ReadEnd
+from ciuicd.jobs.steps import Steps
 from ciuicd.logs.forwarding import log_forwarded
 from ciuicd.notify import STALLED_S
 
@@ -102,8 +103,11 @@ class Watched:
         must_hurry: Callable[[], bool],
         note_progress: Callable[[], None],
         told: Callable[[Document], None],
-    ) -> object:
-        """Wait for the end of the child, and return what its work returned; see ``in_child``."""
+    ) -> Steps[object]:
+        """Wait for the end of the child, and return what its work returned; see ``in_child``.
+
+        Each step takes 50 ms, or less if the child says something.
+        """
         try:
             while not self._has_ended() and not self._is_hopeless():
                 for kind, value in self._answers.messages(_POLL_S):
@@ -113,10 +117,11 @@ class Watched:
                 self._shared[STOP] |= is_cancelled()
                 self._shared[HURRY] |= must_hurry()
                 self._end_in_time(is_ending=is_ending())
+                yield
             for kind, value in self._answers.rest():
                 self._take(kind, value, told)
         except BaseException:
-            # An interrupt, or a mistake of a caller: the work must not go on alone.
+            # An interrupt, a mistake of a caller, or no further step: the work must not go on.
             self._kill()
             raise
         finally:

@@ -1,8 +1,8 @@
 """Which schedule is next: the schedules of a configuration share one daemon.
 
-It takes one snapshot at a time. Of the schedules that are due, the schedule whose last attempt is
-the longest ago goes first. So a schedule with a short interval never keeps another one out, however
-long its snapshots take.
+It takes one snapshot of them at a time. Of the schedules that are due, the schedule whose last
+attempt is the longest ago goes first. So a schedule with a short interval never keeps another one
+out, however long its snapshots take.
 """
 
 from collections.abc import Callable, Iterator

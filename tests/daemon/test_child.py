@@ -20,6 +20,7 @@ from ciuic.errors import BusyError, CancelledError, ResourceError, StoreError
 from ciuic.system.clock import SystemClock, rfc3339
 from ciuicd.jobs.background import in_background
 from ciuicd.jobs.child import Child, in_child
+from ciuicd.jobs.steps import all_steps
 from ciuicd.schedules.state import ScheduleState
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Daemon, Machine, wait_until
@@ -35,14 +36,14 @@ def run(
 ) -> tuple[object, list[object]]:
     """Return what the work returned, and what it told."""
     told: list[object] = []
-    found = in_child(
+    steps = in_child(
         work,
         clock=SystemClock(),
         is_cancelled=is_cancelled,
         note_progress=note_progress,
         told=told.append,
     )
-    return found, told
+    return all_steps(steps), told
 
 
 def test_what_the_work_tells_and_returns_comes_back_and_nothing_else() -> None:

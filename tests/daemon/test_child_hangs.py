@@ -15,6 +15,7 @@ from ciuic.system.clock import SystemClock
 from ciuicd.alerting.faults import find_faults
 from ciuicd.jobs import background, watching
 from ciuicd.jobs.child import Child, in_child
+from ciuicd.jobs.steps import all_steps
 from tests.kit.daemon import Daemon, Machine, wait_until
 from tests.kit.notified import notified
 from tests.kit.program import ciuic
@@ -167,12 +168,14 @@ def test_a_child_that_hangs_in_the_middle_of_a_message_is_killed_too(
         signal.pause()
 
     with pytest.raises(ChildDiedError, match="was killed: it did not end in") as raised:
-        in_child(
-            work,
-            clock=SystemClock(),
-            is_cancelled=lambda: False,
-            is_ending=lambda: bool(reported),
-            note_progress=lambda: reported.append(1),
+        all_steps(
+            in_child(
+                work,
+                clock=SystemClock(),
+                is_cancelled=lambda: False,
+                is_ending=lambda: bool(reported),
+                note_progress=lambda: reported.append(1),
+            )
         )
     assert raised.value.exit_status == 128 + signal.SIGKILL
 
@@ -195,8 +198,8 @@ def test_work_that_needs_its_time_has_it_although_the_daemon_ends(
             end.touch()
         return len(looks) > 5
 
-    found = in_child(work, clock=SystemClock(), is_cancelled=lambda: False, is_ending=is_ending)
-    assert found == "done"
+    steps = in_child(work, clock=SystemClock(), is_cancelled=lambda: False, is_ending=is_ending)
+    assert all_steps(steps) == "done"
 
 
 @pytest.mark.parametrize("moment", ["before runs", "before is over", "after runs"])

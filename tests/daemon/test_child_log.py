@@ -20,6 +20,7 @@ from ciuicd.control import Server
 from ciuicd.jobs import forking, watching
 from ciuicd.jobs.child import Child, in_child
 from ciuicd.jobs.forking import without_forks
+from ciuicd.jobs.steps import all_steps
 from tests.kit.daemon import Machine, wait_until
 
 log = logging.getLogger("tests.child")
@@ -50,11 +51,13 @@ def kept() -> Iterator[Kept]:
 
 
 def run(work: object, is_ending: object = lambda: False) -> object:
-    return in_child(
-        work,  # type: ignore[arg-type]
-        clock=SystemClock(),
-        is_cancelled=lambda: False,
-        is_ending=is_ending,  # type: ignore[arg-type]
+    return all_steps(
+        in_child(
+            work,  # type: ignore[arg-type]
+            clock=SystemClock(),
+            is_cancelled=lambda: False,
+            is_ending=is_ending,  # type: ignore[arg-type]
+        )
     )
 
 

@@ -428,7 +428,7 @@ def test_a_checkpoint_that_was_half_written_on_the_hour_is_complete_in_the_follo
     assert daemon.log().count("being written in cs-") == 1
     # The schedule did not change: there is no other snapshot.
     before = len(machine.snapshots())
-    assert request_status(str(machine.store))["state"] == "idle"
+    wait_until("it waits", lambda: request_status(str(machine.store))["state"] == "idle")
     assert daemon.stop() == 0
     assert len(machine.snapshots()) == before
 

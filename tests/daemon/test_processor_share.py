@@ -62,6 +62,18 @@ def lower(share: ProcessorShare, machine: Path) -> None:
     share.end()
 
 
+def test_work_that_somebody_waits_for_sets_the_weight_back_while_other_work_goes_on(
+    tmp_path: Path, share: Share
+) -> None:
+    one = share()
+    with one.lowered(600):
+        wait_until("it is idle", lambda: weight(tmp_path) == "idle")
+        with one.lowered(0):
+            wait_until("it is as before", lambda: weight(tmp_path) == "10")
+    one.end()
+    assert weight(tmp_path) == "10"
+
+
 def test_a_weight_that_cannot_be_set_back_at_once_is_set_back_later(
     tmp_path: Path, share: Share, caplog: pytest.LogCaptureFixture
 ) -> None:

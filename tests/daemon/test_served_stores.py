@@ -19,6 +19,7 @@ from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header
 from ciuic.store.store import open_store
 from ciuicd.jobs.job import Job
+from ciuicd.jobs.steps import all_steps
 from ciuicd.notify import Notifier
 from ciuicd.taking import SnapshotTaker
 from ciuicd.upkeep.upkeep import Upkeep
@@ -309,7 +310,7 @@ def test_no_snapshot_is_taken_into_a_store_that_is_mounted_just_before_it_is_ope
         return SnapshotTaker(
             clock,
             Notifier({}),
-            lambda: False,
+            lambda _job: False,
             lambda: None,
             somebody_waits=lambda: False,
             is_ending=lambda: False,
@@ -318,7 +319,8 @@ def test_no_snapshot_is_taken_into_a_store_that_is_mounted_just_before_it_is_ope
         )
 
     with pytest.raises(StoreError, match="a different store is now at"):
-        taker("ab" * 16).take(settings, Job(), interval_s=3600.0)
+        all_steps(taker("ab" * 16).take(settings, Job(), interval_s=3600.0))
     assert machine.snapshots() == []
-    taker(read_header(str(machine.store)).store_id).take(settings, Job(), interval_s=3600.0)
+    own = taker(read_header(str(machine.store)).store_id)
+    all_steps(own.take(settings, Job(), interval_s=3600.0))
     assert len(machine.snapshots()) == 1

@@ -15,44 +15,57 @@ def inbox() -> Inbox:
     return Inbox()
 
 
-def test_jobs_are_taken_in_their_order(inbox: Inbox) -> None:
-    first, second = Job(), Job()
-    inbox.put(first)
-    inbox.wake()
-    inbox.put(second)
-
-    assert [inbox.waiting(), inbox.waiting(), inbox.waiting()] == [first, second, None]
+def any_of(_job: Job) -> bool:
+    return True
 
 
-def test_a_wake_up_is_no_request_that_waits(inbox: Inbox) -> None:
+def test_the_job_that_has_waited_longest_of_those_that_fit_comes_first(inbox: Inbox) -> None:
+    first, second, third = Job(), Job(), Job()
+    for job in (first, second, third):
+        inbox.put(job)
+
+    assert inbox.first(any_of) is first
+    assert inbox.first(lambda job: job is not first) is second
+    assert inbox.first(lambda _job: False) is None
+    inbox.take_out(first)
+    assert inbox.first(any_of) is second
+    inbox.take_out(third)
+    inbox.take_out(second)
+    assert inbox.first(any_of) is None
+
+
+def test_a_wake_up_and_an_emergency_job_are_no_request_that_waits(inbox: Inbox) -> None:
     inbox.wake()
     inbox.put(Job(tags=(EMERGENCY_TAG,)))
     assert not inbox.has_waiting
-    inbox.put(Job())
-    inbox.put(Job())
-    assert inbox.waiting() is not None
+    job = Job()
+    inbox.put(job)
     assert inbox.has_waiting
-    assert inbox.wait(1.0) is not None
+    inbox.take_out(job)
     assert not inbox.has_waiting
 
 
 def test_an_emergency_job_is_separate_and_wakes_the_main_thread(inbox: Inbox) -> None:
     ordinary, emergency = Job(), Job(tags=(EMERGENCY_TAG,))
     inbox.put(ordinary)
+    inbox.wait(60.0)
     assert not inbox.has_urgent
     inbox.put(emergency)
 
     assert inbox.has_urgent
-    assert inbox.waiting() is ordinary
-    assert inbox.urgent() is emergency
-    assert inbox.urgent() is None
+    inbox.wait(60.0)
+    assert inbox.first(any_of) is ordinary
+    assert inbox.first_urgent() is emergency
+    inbox.take_out(emergency)
+    assert inbox.first_urgent() is None
+    assert not inbox.has_urgent
 
 
 def test_a_wake_up_ends_a_wait_without_a_job(inbox: Inbox) -> None:
     waker = threading.Timer(0.0, inbox.wake)
     waker.start()
 
-    assert inbox.wait(60.0) is None
+    inbox.wait(600.0)
 
     waker.join()
     assert inbox.is_quiet
@@ -62,6 +75,8 @@ def test_an_inbox_with_an_unseen_wake_up_is_not_quiet(inbox: Inbox) -> None:
     assert inbox.is_quiet
     inbox.wake()
     assert not inbox.is_quiet
+    inbox.wait(600.0)
+    assert inbox.is_quiet
 
 
 def test_every_job_is_refused(inbox: Inbox) -> None:
@@ -72,5 +87,5 @@ def test_every_job_is_refused(inbox: Inbox) -> None:
     inbox.refuse_all(CancelledError("the daemon is stopping"))
 
     assert [str(job.wait(0)) for job in jobs] == ["the daemon is stopping"] * 3
-    assert inbox.is_quiet
+    assert not inbox.has_waiting
     assert not inbox.has_urgent
