@@ -1,8 +1,10 @@
 """Opens the place that a store's address names: a path, or a URL of an object store."""
 
+import functools
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 from urllib.parse import SplitResult
 
@@ -10,10 +12,10 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from ciuic.errors import UsageError
-from ciuic.store.place.credentials import find_access_key
+from ciuic.store.place.credentials import AccessKey, find_access_key
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.location import PlaceOptions, endpoint_url, split_address
-from ciuic.store.place.objects import Clients, ObjectPlace
+from ciuic.store.place.objects import Clients, FileSender, ObjectPlace
 from ciuic.store.place.place import Place
 from ciuic.system.clock import Clock
 
@@ -69,11 +71,14 @@ def _clients(
     url: SplitResult, prefix: str, options: PlaceOptions, environment: Mapping[str, str]
 ) -> Clients:
     if url.scheme == "s3":
-        config = _s3_config(url.netloc, options, environment)
+        key = find_access_key(options.credentials_file, environment)
+        config = _s3_config(url.netloc, options, environment, key)
+        writing = _s3(url.netloc, prefix, config, options)
         return Clients(
             quick=_s3(url.netloc, prefix, config, options, timeout_s=options.quick_s),
             reading=_s3(url.netloc, prefix, config, options, read_timeout_s=_PAUSE_S),
-            writing=_s3(url.netloc, prefix, config, options),
+            writing=writing,
+            files=functools.cache(partial(_file_uploads, writing, key, options, environment)),
         )
     if url.scheme == "gs":
         return _same(_gcs(url.netloc, prefix, options))
@@ -81,7 +86,10 @@ def _clients(
 
 
 def _s3_config(
-    bucket: str, options: PlaceOptions, environment: Mapping[str, str]
+    bucket: str,
+    options: PlaceOptions,
+    environment: Mapping[str, str],
+    key: AccessKey | None,
 ) -> dict[str, str | bool]:
     config: dict[str, str | bool] = {"virtual_hosted_style_request": not options.path_style}
     endpoint = options.endpoint or _endpoint(environment)
@@ -91,7 +99,6 @@ def _s3_config(
         config["region"] = options.region
     else:
         _check_region(environment)
-    key = find_access_key(options.credentials_file, environment)
     if key is not None:
         config["access_key_id"] = key.id
         config["secret_access_key"] = key.secret
@@ -140,7 +147,7 @@ def _s3(
     *,
     timeout_s: float = _BULK_S,
     read_timeout_s: float = _BULK_S,
-) -> ObjectStore:
+) -> S3Store:
     return S3Store(
         bucket,
         prefix=prefix or None,
@@ -153,6 +160,15 @@ def _s3(
         },
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
     )
+
+
+def _file_uploads(
+    client: S3Store, key: AccessKey | None, options: PlaceOptions, environment: Mapping[str, str]
+) -> FileSender:
+    # Imported here: most commands upload nothing large, and it imports an HTTP client.
+    from ciuic.store.place.file_uploads import FileUploads
+
+    return FileUploads(client, key, environment, options.connect_s)
 
 
 def _with_bucket(endpoint: str, bucket: str) -> str:

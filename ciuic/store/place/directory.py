@@ -31,6 +31,7 @@ from ciuic.store.directory.files import (
     read_regular,
     status_of,
 )
+from ciuic.store.place.body import FileBody
 from ciuic.store.place.keys import check_folder, check_key, is_key
 from ciuic.store.place.place import ByteRange, Found, Listed, Version
 from ciuic.store.records import layout
@@ -143,6 +144,10 @@ class DirectoryPlace:
         path = self._path(key)
         with store_faults("write", path):
             self._with_folders(key, lambda: self._write(durable.write_whole, path, data))
+
+    def put_file(self, key: str, body: FileBody) -> None:
+        """See ``Place``."""
+        self.put(key, body.read())
 
     def stage(self, key: str, data: bytes) -> None:
         """See ``Place``."""

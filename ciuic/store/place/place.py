@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ciuic.store.place.body import FileBody
+
 __all__ = ["ByteRange", "Found", "Listed", "Place", "Version"]
 
 
@@ -146,6 +148,14 @@ class Place(Protocol):
         Raises:
             OfflineError: The object may have been written.
             CommitUncertainError: The object is written, and a power cut may still undo that.
+        """
+        ...
+
+    def put_file(self, key: str, body: FileBody) -> None:
+        """Like ``put``, with the content of a file.
+
+        Raises:
+            StoreError: The file cannot be read, or was cut.
         """
         ...
 
