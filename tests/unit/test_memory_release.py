@@ -67,3 +67,36 @@ def test_a_process_that_waits_keeps_less_freed_memory_than_malloc_would():
 
     assert kept_bytes("little") < 2 << 20
     assert kept_bytes("as it is") > 8 << 20
+
+
+THREADS = """
+import sys, threading
+from ciuic.system.buffers import share_arena
+
+if sys.argv[1] == "shared":
+    share_arena()
+blocks = []
+thread = threading.Thread(target=lambda: blocks.append(b"x" * 60_000))
+thread.start()
+thread.join()
+with open("/proc/self/maps") as file:
+    (heap,) = [line.split()[0] for line in file if line.rstrip().endswith("[heap]")]
+begin, end = (int(number, 16) for number in heap.split("-"))
+print(begin <= id(blocks[0]) < end)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not the GNU C library")
+def test_a_thread_takes_memory_from_the_shared_arena():
+    def is_in_heap(how: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", THREADS, how],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout.strip()
+
+    assert is_in_heap("shared") == "True"
+    assert is_in_heap("as it is") == "False"
