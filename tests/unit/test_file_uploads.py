@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import ssl
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from obstore.store import MemoryStore
 
 from ciuic.errors import StoreError
 from ciuic.ids import PackId
+from ciuic.store.place import objects
 from ciuic.store.place.address import open_place
 from ciuic.store.place.body import FileBody
 from ciuic.store.place.directory import DirectoryPlace
@@ -22,6 +24,7 @@ from ciuic.store.place.objects import Clients, ObjectPlace
 from ciuic.store.place.pack_objects import PackObjects
 from ciuic.store.place.place import Place
 from ciuic.store.place.segments.segments import Segments
+from tests.guard.test_alerts_tls import Authority
 from tests.kit.clock import ManualClock
 
 MIB = 1024 * 1024
@@ -41,7 +44,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        self.before: Callable[[], None] = lambda: None
+        self.before: Callable[[], object] = lambda: None
         self.answers: list[int] = []
         self.by_client: list[bool] = []
         self.stored: dict[str, str] = {}
@@ -60,9 +63,11 @@ class Handler(BaseHTTPRequestHandler):
             content.update(piece)
             left -= len(piece)
         status = self.server.answers.pop(0) if self.server.answers else 200
-        is_same = content.hexdigest() == self.headers["x-amz-content-sha256"]
-        if status == 200 and not left and is_same:
-            self.server.stored[self.path] = content.hexdigest()
+        path, _, query = self.path.partition("?")
+        claimed = self.headers.get("x-amz-content-sha256", "")
+        is_signed = claimed == content.hexdigest() or "X-Amz-Signature=" in query
+        if status == 200 and not left and is_signed:
+            self.server.stored[path] = content.hexdigest()
         self.send_response(status)
         self.send_header("etag", '"1"')
         self.send_header("content-length", "0")
@@ -73,8 +78,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    context = getattr(request, "param", None) and request.getfixturevalue("context")
     with Server() as running:
+        if context:
+            running.socket = context.wrap_socket(running.socket, server_side=True)
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield running
@@ -109,6 +117,62 @@ def test_a_file_is_sent_without_being_in_memory(server: Server, tmp_path: Path) 
     assert server.by_client == [False, False]
     assert server.stored == {"/bucket/a/packs/a": content, "/bucket/a/packs/b": content}
     assert peak_bytes < 4 * MIB
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """Of a server whose certificate this machine trusts."""
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    return authority.server("good")
+
+
+@pytest.mark.parametrize("server", ["with TLS"], indirect=True)
+@pytest.mark.parametrize("environment", [KEYS, {}], ids=["a key", "credentials of the machine"])
+def test_a_server_with_tls_that_takes_its_time_gets_all_of_a_file(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+) -> None:
+    looks = []
+    goes_on = threading.Event()
+
+    def look(_: object) -> None:
+        looks.append(None)
+        if len(looks) == 3:
+            goes_on.set()
+
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)  # the client looks there, too
+    monkeypatch.setattr(objects, "_LOOK_S", 0.1)
+    monkeypatch.setattr(objects._Looks, "look", look)
+    server.before = lambda: goes_on.wait(60)
+    options = PlaceOptions(f"https://127.0.0.1:{server.server_port}", region="r", patience_s=0)
+    place = open_place("s3://bucket/a", environment, options, clock=ManualClock())
+    with body_of(tmp_path / "pack", 32 * MIB) as body:
+        place.put_file("packs/a", body)
+
+    content = hashlib.sha256((tmp_path / "pack").read_bytes()).hexdigest()
+    assert server.by_client == [False]
+    assert server.stored == {"/bucket/a/packs/a": content}
+    assert len(looks) >= 3
+
+
+@pytest.mark.parametrize("server", ["with TLS"], indirect=True)
+def test_a_server_that_is_not_trusted_gets_nothing(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    options = PlaceOptions(f"https://127.0.0.1:{server.server_port}", region="r", patience_s=0)
+    place = open_place("s3://bucket/a", KEYS, options, clock=ManualClock())
+    with (
+        body_of(tmp_path / "pack", 2 * MIB) as body,
+        pytest.raises(StoreError, match="does not trust the server's certificate"),
+    ):
+        place.put_file("packs/a", body)
+
+    assert server.by_client == []
 
 
 @pytest.mark.parametrize("status", [400, 403, 307])
