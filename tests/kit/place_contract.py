@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ciuic.errors import CorruptionError, LostRaceError, MissingError
-from ciuic.store.place.body import FileBody
 from ciuic.store.place.place import ByteRange, Place
 from ciuic.store.place.probe import probe
+from ciuic.store.place.uploads.body import FileBody
 
 BAD_KEYS = ["", "/a", "a/", "a//b", "..", "a/../b", ".", "a/./b", "a\0b", "a b", "ä", "a" * 300]
 MIB = 1024 * 1024

@@ -19,10 +19,10 @@ from ciuic.errors import (
     UnsupportedError,
 )
 from ciuic.store.place.address import open_place
-from ciuic.store.place.body import FileBody
 from ciuic.store.place.location import PlaceOptions
 from ciuic.store.place.place import ByteRange
 from ciuic.store.place.probe import Abilities, probe
+from ciuic.store.place.uploads.body import FileBody
 from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import ACCESS_KEY, SECRET_KEY
 from tests.kit.clock import ManualClock

@@ -17,13 +17,13 @@ from ciuic.errors import StoreError
 from ciuic.ids import PackId
 from ciuic.store.place import objects
 from ciuic.store.place.address import open_place
-from ciuic.store.place.body import FileBody
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.location import PlaceOptions
 from ciuic.store.place.objects import Clients, ObjectPlace
 from ciuic.store.place.pack_objects import PackObjects
 from ciuic.store.place.place import Place
 from ciuic.store.place.segments.segments import Segments
+from ciuic.store.place.uploads.body import FileBody
 from tests.guard.test_alerts_tls import Authority
 from tests.kit.clock import ManualClock
 

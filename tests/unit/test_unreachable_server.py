@@ -12,9 +12,9 @@ import pytest
 from ciuic.errors import OfflineError
 from ciuic.store.place import objects
 from ciuic.store.place.address import open_place
-from ciuic.store.place.body import FileBody
 from ciuic.store.place.location import PlaceOptions
 from ciuic.store.place.place import Place
+from ciuic.store.place.uploads.body import FileBody
 from tests.kit.clock import ManualClock
 
 MIB = 1024 * 1024

@@ -166,7 +166,7 @@ def _file_uploads(
     client: S3Store, key: AccessKey | None, options: PlaceOptions, environment: Mapping[str, str]
 ) -> FileSender:
     # Imported here: most commands upload nothing large, and it imports an HTTP client.
-    from ciuic.store.place.file_uploads import FileUploads
+    from ciuic.store.place.uploads.s3 import FileUploads
 
     return FileUploads(client, key, environment, options.connect_s)
 

@@ -31,9 +31,8 @@ from ciuic.store.directory.files import (
     read_regular,
     status_of,
 )
-from ciuic.store.place.body import FileBody
 from ciuic.store.place.keys import check_folder, check_key, is_key
-from ciuic.store.place.place import ByteRange, Found, Listed, Version
+from ciuic.store.place.place import Body, ByteRange, Found, Listed, Version
 from ciuic.store.records import layout
 from ciuic.system import durable, nofollow
 from ciuic.system.clock import Clock, SystemClock
@@ -145,7 +144,7 @@ class DirectoryPlace:
         with store_faults("write", path):
             self._with_folders(key, lambda: self._write(durable.write_whole, path, data))
 
-    def put_file(self, key: str, body: FileBody) -> None:
+    def put_file(self, key: str, body: Body) -> None:
         """See ``Place``."""
         self.put(key, body.read())
 

@@ -15,10 +15,9 @@ from obstore.store import ObjectStore
 
 from ciuic.errors import CorruptionError, LostRaceError, MissingError, StoreError
 from ciuic.store.place.answers import CLIENT_ERRORS, sorted_error
-from ciuic.store.place.body import FileBody
 from ciuic.store.place.keys import check_folder, check_key, is_key
 from ciuic.store.place.merged import Merged, merged_ranges
-from ciuic.store.place.place import ByteRange, Found, Listed, Version
+from ciuic.store.place.place import Body, ByteRange, Found, Listed, Version
 from ciuic.store.place.retries import PATIENCE_S, Retries, TransientError
 from ciuic.system.clock import Clock, SystemClock
 
@@ -39,7 +38,7 @@ _MISSES_MAX: Final = 2
 class FileSender(Protocol):
     """Sends files from the disk: see ``FileUploads``."""
 
-    def send(self, key: str, body: FileBody, *, wait_s: float, look: Callable[[], None]) -> bool:
+    def send(self, key: str, body: Body, *, wait_s: float, look: Callable[[], None]) -> bool:
         """Create or replace an object; False: the client is to do it."""
         ...
 
@@ -162,7 +161,7 @@ class ObjectPlace:
         """See ``Place``."""
         self._run("write", key, lambda: self._put(key, data))
 
-    def put_file(self, key: str, body: FileBody) -> None:
+    def put_file(self, key: str, body: Body) -> None:
         """See ``Place``."""
         self._run("write", key, lambda: self._put_file(key, body))
 
@@ -295,7 +294,7 @@ class ObjectPlace:
         else:
             _put_watched(self._clients, key, data)
 
-    def _put_file(self, key: str, body: FileBody) -> None:
+    def _put_file(self, key: str, body: Body) -> None:
         files = self._clients.files
         if files is not None and body.size_bytes > _QUICK_BYTES_MAX:
             look = _Looks(self._clients.quick, key).look

@@ -14,10 +14,10 @@ from ciuic.errors import ChunkMissingError, MissingError, StoreError
 from ciuic.ids import PackId
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.format.pack import end_of, is_end
-from ciuic.store.place.body import FileBody
 from ciuic.store.place.fetched.pack import Fetching, ObjectPack
 from ciuic.store.place.place import Place
 from ciuic.store.place.segments.segments import Segments
+from ciuic.store.place.uploads.body import FileBody
 from ciuic.store.records import layout
 from ciuic.system import durable
 

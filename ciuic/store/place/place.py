@@ -20,9 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ciuic.store.place.body import FileBody
-
-__all__ = ["ByteRange", "Found", "Listed", "Place", "Version"]
+__all__ = ["Body", "ByteRange", "Found", "Listed", "Place", "Version"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,28 @@ class ByteRange:
     def end_bytes(self) -> int:
         """The first byte behind it."""
         return self.begin_bytes + self.length_bytes
+
+
+class Body(Protocol):
+    """The content of a file: see ``FileBody``.
+
+    Attributes:
+        size_bytes: Its length.
+    """
+
+    size_bytes: int
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield the content in pieces. Each is valid until the next one is asked for.
+
+        Raises:
+            StoreError: The file cannot be read, or was cut.
+        """
+        ...
+
+    def read(self) -> memoryview:
+        """Return the content; raises as ``pieces`` does."""
+        ...
 
 
 class Place(Protocol):
@@ -151,7 +171,7 @@ class Place(Protocol):
         """
         ...
 
-    def put_file(self, key: str, body: FileBody) -> None:
+    def put_file(self, key: str, body: Body) -> None:
         """Like ``put``, with the content of a file.
 
         Raises:

@@ -20,8 +20,8 @@ import obstore
 from obstore.store import S3Store
 
 from ciuic.store.place.answers import CLIENT_ERRORS, RETRIED
-from ciuic.store.place.body import FileBody
 from ciuic.store.place.credentials import AccessKey
+from ciuic.store.place.place import Body
 from ciuic.store.place.retries import TransientError
 
 __all__ = ["FileUploads"]
@@ -60,7 +60,7 @@ class FileUploads:
         self._connect_s = connect_s
         self._is_used = not any(environment.get(name) for name in environment if _is_proxy(name))
 
-    def send(self, key: str, body: FileBody, *, wait_s: float, look: Callable[[], None]) -> bool:
+    def send(self, key: str, body: Body, *, wait_s: float, look: Callable[[], None]) -> bool:
         """Create or replace an object; False: the client is to do it.
 
         Args:
@@ -100,7 +100,7 @@ class FileUploads:
         connection.connect()
         return connection
 
-    def _signed(self, url: SplitResult, body: FileBody) -> tuple[str, dict[str, str]]:
+    def _signed(self, url: SplitResult, body: Body) -> tuple[str, dict[str, str]]:
         """Return the target of a request and its headers: Signature Version 4 of AWS."""
         length = {"content-length": str(body.size_bytes)}
         if self._key is None:
@@ -133,7 +133,7 @@ def _exchange(
     connection: http.client.HTTPConnection,
     target: str,
     headers: Mapping[str, str],
-    body: FileBody,
+    body: Body,
     look: Callable[[], None],
 ) -> int:
     """Send a request, and return the status of the answer."""
