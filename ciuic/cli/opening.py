@@ -18,7 +18,7 @@ from ciuic.model import SnapshotSummary
 from ciuic.store.directory.leftovers import IS_DIRECTORY
 from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store, open_store
-from ciuic.system.buffers import share_arena
+from ciuic.system.buffers import share_arenas
 
 __all__ = [
     "CLOSER",
@@ -97,7 +97,7 @@ def _in_bucket(
     from ciuic.store.addressed import open_at_address
 
     if not access["write"]:
-        share_arena()
+        share_arenas()
     options = place_options(session, address)
     with open_at_address(
         address, os.environ, options, **access, wait_s=wait_s, cancelled=cancelled, only=only
