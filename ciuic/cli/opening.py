@@ -18,7 +18,6 @@ from ciuic.model import SnapshotSummary
 from ciuic.store.directory.leftovers import IS_DIRECTORY
 from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store, open_store
-from ciuic.system.buffers import share_arenas
 
 __all__ = [
     "CLOSER",
@@ -96,8 +95,6 @@ def _in_bucket(
     from ciuic.cli.addresses import place_options
     from ciuic.store.addressed import open_at_address
 
-    if not access["write"]:
-        share_arenas()
     options = place_options(session, address)
     with open_at_address(
         address, os.environ, options, **access, wait_s=wait_s, cancelled=cancelled, only=only

@@ -16,7 +16,6 @@ __all__ = [
     "give_back_unused",
     "keep_little",
     "prepare_for_bulk",
-    "share_arenas",
 ]
 
 _M_TRIM_THRESHOLD: Final = -1
@@ -24,7 +23,6 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _KEEP_BYTES: Final = 1 << 30
 _ARENAS: Final = 4
-_ARENAS_SHARED: Final = 2
 _MAPPED_ALONE_BYTES: Final = 128 * 1024
 _KEEP_LITTLE_BYTES: Final = 64 * 1024
 _OBJECTS_PER_COLLECTION: Final = 100_000
@@ -69,19 +67,6 @@ def keep_little() -> None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_ALONE_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEEP_LITTLE_BYTES)
         mallopt(_M_ARENA_MAX, 1)
-
-
-def share_arenas() -> None:
-    """Make all threads take memory from two arenas of malloc, for good: mallopt(3).
-
-    For a process that reads a bucket, before it starts a thread. One thread fetches a part, another
-    one drops it, and each arena keeps what it once used: decision 0037.
-    """
-    import ctypes
-
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, _ARENAS_SHARED)
 
 
 def give_back_holes() -> None:
