@@ -5,7 +5,7 @@ Nothing here opens a file. A tree node stores ``Entry`` field by field in this o
 """
 
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -38,8 +38,10 @@ __all__ = [
     "SnapshotSummary",
     "bash_quoted",
     "complete_ones",
+    "covers",
     "newest_first",
     "path_text",
+    "preferred",
 ]
 
 NO_TREE = ChunkId(b"")
@@ -350,6 +352,28 @@ class SnapshotSummary(msgspec.Struct, frozen=True):
             "schedule": self.schedule,
             "complete": self.is_complete,
         }
+
+
+def covers(roots: Iterable[bytes], wanted: Iterable[bytes]) -> bool:
+    """Return whether a snapshot of ``roots`` contains all of ``wanted``.
+
+    Args:
+        roots: Absolute and normalized.
+        wanted: The same.
+    """
+    taken = [root.rstrip(b"/") + b"/" for root in roots]
+    return all(any((path + b"/").startswith(root) for root in taken) for path in wanted)
+
+
+def preferred(
+    snapshots: Sequence[SnapshotSummary], scopes: Collection[Collection[bytes]]
+) -> Sequence[SnapshotSummary]:
+    """Return the snapshots that contain all directories of one of the scopes; all, if none does.
+
+    A snapshot that a user took of another directory must not count as the newest one.
+    """
+    found = [one for one in snapshots if any(covers(one.roots, scope) for scope in scopes)]
+    return found or snapshots
 
 
 def complete_ones(snapshots: Iterable[SnapshotSummary]) -> list[SnapshotSummary]:

@@ -26,6 +26,7 @@ import ciuic
 from ciuic.config.load import (
     CONFIG_VARIABLE,
     SYSTEM_PATHS,
+    config_options,
     find_config,
     load_settings,
     read_store_owner,
@@ -46,7 +47,9 @@ from ciuic.snapshot.hooks import refuse_in_hook
 from ciuic.source.freeze.area import make_top
 from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.freeze.methods import SUBVOLUME, choose
-from ciuic.store.addressed import local_directory
+from ciuic.source.roots import absent_roots
+from ciuic.store.addressed import local_directory, short_limits
+from ciuic.store.directory.cache import cache_directory
 from ciuic.store.place.keys import is_url
 from ciuic.system import durable
 from ciuic.system.clock import SystemClock
@@ -64,7 +67,8 @@ _log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until a signal stops it; return the exit code."""
     options = _parse(arguments)
-    set_up_logging(os.environ, SystemClock(), as_json=options.log == "json")
+    typed = config_options(find_config(options.config, os.environ))
+    set_up_logging(os.environ, SystemClock(), as_json=options.log == "json", typed=typed)
     try:
         return _run(options)
     except CiuicError as error:
@@ -108,7 +112,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.copy:
         return DONE if _copy(load_settings(path)) else FAILED
     if options.check:
-        load_settings(path)
+        for root in absent_roots(load_settings(path).all_paths):
+            # Only a warning: the daemon may start before the directory is made or mounted.
+            _log.warning("%s: there is no directory %s", path, root)
         return DONE
     refuse_in_hook(os.environ)
     settings = load_settings(path)
@@ -174,7 +180,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--check",
         action="store_true",
-        help="load the configuration, and exit; with 2 if it cannot be used",
+        help="check the configuration, name missing directories, and exit; with 2 if it is wrong",
     )
     what.add_argument(
         "--link-store",
@@ -244,8 +250,11 @@ def _link_store(config: str, link: str) -> None:
         served_stores = ServedStores(os.environ)
         if is_url(store):
             settings = load_settings(config)
-            served_stores.prepare_bucket(settings, SystemClock())
-            store, _ = local_directory(store, os.environ, settings.place_options)
+            # Also if the bucket cannot be reached now: the sandbox opens only what is there.
+            os.makedirs(cache_directory(os.environ), mode=0o700, exist_ok=True)
+            served_stores.prepare_bucket(settings, SystemClock(), waits=False)
+            options = short_limits(settings.place_options)
+            store, _ = local_directory(store, os.environ, options)
         else:
             served_stores.prepare(store, SystemClock(), owner=owner)
         link = os.path.join(os.path.realpath(os.path.dirname(link)), os.path.basename(link))

@@ -22,13 +22,12 @@ from collections.abc import Callable
 from typing import Final
 
 from ciuic.control import Document
-from ciuic.model import ExcludeRules, path_text
+from ciuic.model import ExcludeRules, covers, path_text
 from ciuic.snapshot.report import TakeReport
 from ciuic.source.writers import find_holders
 from ciuic.system.clock import Clock, rfc3339
 from ciuic.system.kernel import has_writer
 from ciuic.units import format_duration, format_files, listed
-from ciuicd.schedules.due import covers
 from ciuicd.watch import ClosingWatch
 
 __all__ = ["TAG", "FollowUps", "Scope", "is_being_written"]

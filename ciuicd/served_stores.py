@@ -12,16 +12,18 @@ For a bucket, the memory tells a bucket that was emptied or replaced from a new 
 Otherwise an empty path gets a new store, as on the first start.
 """
 
+import errno
 import json
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from typing import Final
 
 from ciuic.config.settings import Settings
-from ciuic.errors import CorruptionError, MissingError, StoreError
+from ciuic.errors import ConfigError, CorruptionError, MissingError, StoreError
 from ciuic.source.mounts import FSTAB, unmounted_point
-from ciuic.store.addressed import create_at_address, local_directory
+from ciuic.store.addressed import create_at_address, local_directory, short_limits
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header, refuse_unmounted
 from ciuic.store.directory.ownership import refuse_foreign
@@ -36,6 +38,11 @@ _log = logging.getLogger(__name__)
 
 _FILE: Final = "stores.json"
 _BYTES_MAX: Final = 1024 * 1024
+_DROP_IN: Final = (
+    "Give it the network: 'install -D -m 644 systemd/bucket.conf"
+    " /etc/systemd/system/ciuicd.service.d/bucket.conf', then 'systemctl daemon-reload' and"
+    " 'systemctl restart ciuicd'."
+)
 
 
 class ServedStores:
@@ -81,13 +88,26 @@ class ServedStores:
             self._remember(path, found)
         return found
 
-    def prepare_bucket(self, settings: Settings, clock: Clock) -> str:
+    def prepare_bucket(self, settings: Settings, clock: Clock, *, waits: bool = True) -> str:
         """Like ``prepare``, for the bucket of a configuration.
 
+        Args:
+            settings: The configuration.
+            clock: Tells the time, for a new store.
+            waits: For a server that cannot be reached, as long as a command does. A unit that
+                starts has less time than that, and systemd would end it without a reason.
+
         Raises:
+            ConfigError: This process may not use a network.
             StoreError: The known store is missing, or the store cannot be made or used.
         """
         address, options = settings.snapshot_dir, settings.place_options
+        if not _may_use_network():
+            raise ConfigError(
+                f"the store is {address}, and this process may not use the network", hint=_DROP_IN
+            )
+        if not waits:
+            options = short_limits(options)
         wanted = self._remembered().get(address)
         try:
             _, found = local_directory(address, self._environ, options)
@@ -168,3 +188,15 @@ class ServedStores:
             _log.warning(
                 "%s cannot be written, so a lost mount may go unnoticed: %s", self._file, error
             )
+
+
+def _may_use_network() -> bool:
+    """Return whether this process can make a socket for IP: the unit of the daemon forbids that."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.socket(family, socket.SOCK_DGRAM).close()
+        except OSError as error:
+            if error.errno == errno.EAFNOSUPPORT:
+                continue
+        return True
+    return False

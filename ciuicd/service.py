@@ -236,7 +236,7 @@ class Service:
         settings, clock = self.settings, self._clock
         path, owner = settings.snapshot_dir, settings.store_owner
         if is_url(path):
-            store_id = self._served_stores.prepare_bucket(settings, clock)
+            store_id = self._served_stores.prepare_bucket(settings, clock, waits=not serves)
         else:
             store_id = self._served_stores.prepare(path, clock, owner=owner)
         self._hold = StoreHold(self, clock, store_id)

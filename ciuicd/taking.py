@@ -14,7 +14,7 @@ from ciuic.config.opening import open_configured
 from ciuic.config.settings import Settings
 from ciuic.control import Document
 from ciuic.errors import ChildDiedError, CiuicError, UnreachableError
-from ciuic.model import DAEMON, Owner, SnapshotSummary, path_text
+from ciuic.model import DAEMON, Owner, SnapshotSummary, covers, path_text
 from ciuic.progress import Progress
 from ciuic.snapshot.hooks import (
     HOOK_WARNING,
@@ -39,7 +39,6 @@ from ciuicd.jobs.child import Child, in_child
 from ciuicd.jobs.job import Job
 from ciuicd.notify import Notifier
 from ciuicd.processor_share import ProcessorShare
-from ciuicd.schedules.due import covers
 from ciuicd.schedules.namesakes import snapshots_of_namesakes
 from ciuicd.schedules.state import encoded_roots, error_fields
 

@@ -5,7 +5,7 @@ forgotten. The chunk index has a copy of what manifests say, so that a list need
 small files.
 
 find      the snapshot that a text means
-lost      manifests that are damaged or gone
+lost      manifests that are damaged or gone, and chunks that are lost
 listing   lists of snapshots, and the rows of the chunk index
 """
 
@@ -16,6 +16,7 @@ from ciuic.catalog.find import (
     ambiguous,
     check_tags,
     find_snapshot,
+    holding_roots,
     means_otherwise,
     passed_over,
 )
@@ -31,6 +32,7 @@ from ciuic.catalog.lost import (
     damaged_before,
     damaged_manifests,
     damaged_since,
+    known_lost,
     list_and_check,
     lost_manifest,
     lost_snapshots,
@@ -49,6 +51,8 @@ __all__ = [
     "damaged_manifests",
     "damaged_since",
     "find_snapshot",
+    "holding_roots",
+    "known_lost",
     "labelled",
     "latest_snapshot",
     "list_and_check",

@@ -8,13 +8,14 @@ from ciuic.catalog.listing import labelled, list_snapshots
 from ciuic.catalog.lost import (
     damaged_manifests,
     damaged_since,
+    known_lost,
     known_of,
     lost_manifest,
     lost_snapshots,
 )
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, StoreError, UsageError
 from ciuic.ids import SnapshotId, matching_ids
-from ciuic.model import SnapshotSummary, complete_ones, newest_first
+from ciuic.model import SnapshotSummary, complete_ones, covers, newest_first
 from ciuic.store.store import Store
 from ciuic.system.clock import from_local_text, local_time_text
 from ciuic.units import counted
@@ -26,6 +27,7 @@ __all__ = [
     "ambiguous",
     "check_tags",
     "find_snapshot",
+    "holding_roots",
     "means_otherwise",
     "passed_over",
 ]
@@ -82,7 +84,7 @@ def find_snapshot(
                 return _unless_id(store, text, named)
         return _by_prefix(store, text)
     known = list_snapshots(store) if listed is None else listed
-    snapshots = _holding(complete_ones(known), holding)
+    snapshots = holding_roots(complete_ones(known), holding)
     if text in {LATEST, LATEST_VALID}:
         if not snapshots:
             for snapshot_id, what in damaged_manifests(store).items():
@@ -199,23 +201,16 @@ def _unless_id(store: Store, text: str, named: SnapshotSummary) -> SnapshotSumma
     return named
 
 
-def _holding(snapshots: list[SnapshotSummary], paths: Sequence[bytes]) -> list[SnapshotSummary]:
+def holding_roots(
+    snapshots: list[SnapshotSummary], paths: Sequence[bytes]
+) -> list[SnapshotSummary]:
     """Return the snapshots whose roots hold all paths; all snapshots if none does."""
-    found = [
-        snapshot
-        for snapshot in snapshots
-        if all(any(_is_within(path, root) for root in snapshot.roots) for path in paths)
-    ]
-    return found or snapshots
-
-
-def _is_within(path: bytes, root: bytes) -> bool:
-    return path == root or path.startswith(root.rstrip(b"/") + b"/")
+    return [snapshot for snapshot in snapshots if covers(snapshot.roots, paths)] or snapshots
 
 
 def _latest_valid(store: Store, snapshots: list[SnapshotSummary]) -> SnapshotSummary:
     # Imported here because only this case reads trees.
-    from ciuic.view.damage import DamageSurvey, known_lost
+    from ciuic.view.damage import DamageSurvey
 
     survey = DamageSurvey(store, known_lost(store))
     for snapshot in snapshots:

@@ -15,7 +15,7 @@ from ciuic.errors import (
     UnknownFormatError,
 )
 from ciuic.ids import SnapshotId
-from ciuic.model import SnapshotSummary, complete_ones, newest_first
+from ciuic.model import SnapshotSummary, complete_ones, newest_first, preferred
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.records.layout import is_snapshot_id
 from ciuic.store.store import Store
@@ -72,9 +72,15 @@ def labelled(store: Store, summary: SnapshotSummary) -> SnapshotSummary:
     return store.marks.labelled(summary, store.marks.newest(), row.mark if row else 0)
 
 
-def latest_snapshot(store: Store) -> SnapshotSummary | None:
-    """Return the complete snapshot that was committed last; None in a store without one."""
-    return next(iter(newest_first(complete_ones(list_snapshots(store)))), None)
+def latest_snapshot(
+    store: Store, scopes: Collection[Collection[bytes]] = ()
+) -> SnapshotSummary | None:
+    """Return the complete snapshot that was committed last; None in a store without one.
+
+    With scopes, it is the last one that contains all directories of one of them, if any does.
+    """
+    known = preferred(complete_ones(list_snapshots(store)), scopes)
+    return next(iter(newest_first(known)), None)
 
 
 def remember(store: Store, *summaries: SnapshotSummary) -> StoreError | None:
@@ -201,10 +207,12 @@ def _correct_rows(
     parents: Collection[SnapshotId],
 ) -> None:
     """Record summaries in the chunk index, and drop the rows of snapshots that are gone."""
+    # Before the first change, which locks the index: a bucket may be asked.
+    lost = lost_ids(store, gone, parents) if gone else ()
     try:
         for summary, status in fresh:
             _put(store, summary, status)
-        store.index.drop_snapshots(gone.keys() - lost_ids(store, gone, parents) if gone else ())
+        store.index.drop_snapshots(gone.keys() - lost)
         if not store.index_keeper.is_alone:
             # Another process that adds could not record its packs until this one commits.
             store.index.commit()

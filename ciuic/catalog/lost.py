@@ -1,12 +1,13 @@
-"""Manifests that are damaged or gone: which snapshots they were of, and what to do."""
+"""Manifests that are damaged or gone: which snapshots they were of, and what to do; lost chunks."""
 
+import contextlib
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
 
 from ciuic.catalog.listing import Rows, list_snapshots, lost_ids, read_rows, row_of, survey
-from ciuic.errors import CorruptionError
-from ciuic.ids import SnapshotId
+from ciuic.errors import CorruptionError, StoreError
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import SnapshotSummary, newest_first
 from ciuic.store.records.manifest import decode_manifest
 from ciuic.store.store import Store
@@ -16,6 +17,7 @@ __all__ = [
     "damaged_before",
     "damaged_manifests",
     "damaged_since",
+    "known_lost",
     "known_of",
     "list_and_check",
     "lost_manifest",
@@ -112,6 +114,15 @@ def lost_manifest(store: Store, snapshot_id: SnapshotId) -> CorruptionError:
     return CorruptionError(
         f"the manifest of {snapshot_id} is gone", hint=f"{remedy[0].upper()}{remedy[1:]}."
     )
+
+
+def known_lost(store: Store) -> set[ChunkId]:
+    """Return chunks that the chunk index remembers as lost; empty without a chunk index."""
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return index.lost_chunks()
+    return set()
 
 
 def known_of(store: Store, snapshot_ids: Iterable[SnapshotId]) -> dict[SnapshotId, SnapshotSummary]:

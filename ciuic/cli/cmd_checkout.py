@@ -1,5 +1,6 @@
 """``ciuic checkout``."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.errors import CiuicError, CorruptionError
 from ciuic.ids import SnapshotId
+from ciuic.maintain.label import change_tags
 from ciuic.model import path_text
 from ciuic.restore.report import RestoreReport
 from ciuic.restore.restore import restore
@@ -61,10 +63,10 @@ def command(
 
     First, ciuic reads and checks every byte that the snapshot has of PATHs. If any is damaged, it
     changes nothing. Then it takes a snapshot of what is there now, with the tag 'before-checkout'.
-    If a program is writing there, so that this snapshot lacks something, ciuic restores nothing.
-    Otherwise it restores PATHs with --overwrite. To go back, check out the snapshot that it has
-    taken. If PATHs already match the snapshot, it takes none. ciuic takes damaged chunks from the
-    configured copies. The exit codes are those of 'ciuic restore'.
+    If a program is writing there, so that this snapshot lacks something, ciuic restores nothing,
+    and takes the tag off again. Otherwise it restores PATHs with --overwrite. To go back, check out
+    the snapshot that it has taken. If PATHs already match the snapshot, it takes none. ciuic takes
+    damaged chunks from the configured copies. The exit codes are those of 'ciuic restore'.
     """
     if not dry_run:
         refuse_in_hook(os.environ)
@@ -102,7 +104,14 @@ def _restore(
     dry_run: bool,
 ) -> RestoreReport:
     """Restore, or find out what that would do: its refusals come before anything else."""
-    request = RestoreRequest(paths, overwrite=True, delete=delete, dry_run=dry_run, is_noted=True)
+    request = RestoreRequest(
+        paths,
+        overwrite=True,
+        delete=delete,
+        dry_run=dry_run,
+        refuses_being_written=True,
+        is_noted=True,
+    )
     with (
         interruptible() as cancelled,
         opened(session) as store,
@@ -188,10 +197,16 @@ def _save(
     ]
     if lacking or report.trouble_count > len(report.trouble):
         which = f", such as {path_text(lacking[0].path)}: {lacking[0].what}" if lacking else ""
+        # It stays, as it has what could be saved. The tag would say that a checkout came after it.
+        with (
+            contextlib.suppress(CiuicError),
+            opened(session, write=True, adds=False, wait_s=wait_s) as store,
+        ):
+            change_tags(store, report.id, remove=(_TAG,))
         raise CiuicError(
             f"{report.id} could not save everything that is there now{which}; nothing was restored",
-            hint="Stop the program that writes there, and try again. 'ciuic restore --overwrite'"
-            " replaces the files without saving them.",
+            hint="Stop the program that writes there, and try again. 'ciuic restore --overwrite"
+            " --force' replaces the files without saving them.",
         )
     return report
 

@@ -15,8 +15,9 @@ from ciuic.cli.comparison import (
     print_runs,
     runs_document,
 )
+from ciuic.cli.error_output import advise
 from ciuic.cli.opening import find_snapshot, shown_ids, warn_damaged
-from ciuic.cli.options import absolute, copies_option, given, json_option, logs_option
+from ciuic.cli.options import WholeNumber, absolute, copies_option, given, json_option, logs_option
 from ciuic.cli.progress import progress
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json, printable
@@ -56,7 +57,7 @@ _STEPS: Final = 10
 )
 @click.option(
     "--steps",
-    type=click.IntRange(1, 10_000),
+    type=WholeNumber(1, 10_000),
     metavar="N",
     help="With --runs: show metrics at N steps.  [default: 10]",
 )
@@ -67,7 +68,7 @@ _STEPS: Final = 10
 @click.option("--quick", is_flag=True, help="Don't compare tensors, which reads files that differ.")
 @click.option(
     "--top",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     metavar="N",
     help="Show the N tensors that moved farthest.  [default: 10]",
 )
@@ -126,7 +127,7 @@ def command(
         and compared.against.moves.unread
         for compared in found.snapshots
     ):
-        click.echo("ciuic: some tensors cannot be read: see 'ciuic verify'", err=True)
+        advise("ciuic: some tensors cannot be read: see 'ciuic verify'")
         sys.exit(DAMAGE)
 
 

@@ -9,6 +9,7 @@ from typing import Final
 import click
 
 from ciuic.cli.candidates import SNAPSHOT
+from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import find_snapshot, opened, warn_damaged
 from ciuic.cli.options import given, json_option, local_directory, size_bytes, wait_option
@@ -317,7 +318,7 @@ def _print(
     for snapshot_id, what in report.refused.items():
         click.echo(f"{snapshot_id} was not copied: {printable(what)}", err=True)
     if report.is_damaged:
-        click.echo("'ciuic verify --all --checksum' names the damaged paths", err=True)
+        advise("'ciuic verify --all --checksum' names the damaged paths")
     for note in report.notes:
         click.echo(f"ciuic: {printable(note)}", err=True)
     for snapshot in checked.snapshots if checked is not None else ():

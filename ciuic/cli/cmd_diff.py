@@ -1,6 +1,7 @@
 """``ciuic diff``."""
 
 import sys
+from typing import Final
 
 import click
 
@@ -9,11 +10,17 @@ from ciuic.cli.changes import print_changes
 from ciuic.cli.opening import find_snapshot
 from ciuic.cli.options import copies_option, json_option
 from ciuic.cli.read_copies import opened_with_copies
+from ciuic.cli.render import printable
 from ciuic.cli.session import Session
+from ciuic.cli.table import print_pair
 from ciuic.errors import DAMAGE
+from ciuic.store.records.manifest import Manifest
+from ciuic.units import listed
 from ciuic.view.diff import diff
 
 __all__ = ["command"]
+
+_NAMED_MAX: Final = 5
 
 
 @click.command("diff")
@@ -35,6 +42,9 @@ def command(
 
     + added, - removed, M content changed, m metadata changed, T changed its type,
     x excluded by the rules of B, ? a root that could not be read when A or B was taken.
+
+    If A and B are snapshots of different directories, ciuic says so on stderr: what only A holds
+    counts as removed, and what only B holds as added.
 
     Each file is followed by its size (before and after, if the size changed) and by the bytes of
     its new content: chunks that are nowhere in A, before compression. A chunk that several files of
@@ -58,5 +68,21 @@ def command(
         else:
             changes = diff(store, old, new)
             is_damaged = print_changes(store, old, changes, quick=quick, as_json=as_json)
+    # Last: above a long list, it would be out of sight.
+    _name_other_roots(old, new)
     if is_damaged:
         sys.exit(DAMAGE)
+
+
+def _name_other_roots(before: Manifest, after: Manifest) -> None:
+    """Say on stderr which roots only one of the snapshots has: nothing there has changed."""
+    for one, other, lacking, sign in (
+        (before, after, "B", "removed"),
+        (after, before, "A", "added"),
+    ):
+        held = {root.path for root in other.roots}
+        roots = [printable(root.path) for root in one.roots if root.path not in held]
+        if roots:
+            named = listed(roots[:_NAMED_MAX], len(roots))
+            what = f"{lacking} is not a snapshot of {named}: what is there counts as {sign}"
+            print_pair("ciuic:", what, len("ciuic: "), err=True)

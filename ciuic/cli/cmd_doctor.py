@@ -153,13 +153,13 @@ def subject_of(session: Session) -> Subject:
         store_path = session.store_path(checked=False)
         options = place_options(session, store_path)
     except ConfigError:
-        return Subject(None, plan, None)
+        return Subject(None, plan, None, typed=session.options)
     try:
         control = control_directory(store_path, os.environ, options)
         status = None if control is None else request_status(control)
     except CiuicError as error:
-        return Subject(store_path, plan, error, options)
-    return Subject(store_path, plan, status, options)
+        return Subject(store_path, plan, error, options, session.options)
+    return Subject(store_path, plan, status, options, session.options)
 
 
 def _schedule_of(settings: Settings) -> Schedule:

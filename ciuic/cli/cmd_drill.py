@@ -7,11 +7,13 @@ import click
 
 from ciuic.catalog import LATEST
 from ciuic.cli.candidates import SNAPSHOT
+from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import shown_part
-from ciuic.cli.opening import find_snapshot, opened
+from ciuic.cli.opening import find_snapshot, of_configuration, opened
 from ciuic.cli.options import (
     ShortOptionsCommand,
+    WholeNumber,
     given,
     json_option,
     local_directory,
@@ -52,7 +54,7 @@ _SHOWN_MAX = 20
 @click.option(
     "--files",
     "files_max",
-    type=click.IntRange(1, 100_000),
+    type=WholeNumber(1, 100_000),
     default=20,
     show_default=True,
     metavar="N",
@@ -113,7 +115,8 @@ def command(
         is_dry_run=dry_run,
     )
     with interruptible() as cancelled, opened(session) as store, progress("drill") as shown:
-        manifest = store.manifest(find_snapshot(session, store, snapshot_id).id)
+        listed = of_configuration(session, store, snapshot_id)
+        manifest = store.manifest(find_snapshot(session, store, snapshot_id, listed=listed).id)
         report = drill(store, manifest, request, clock=clock, cancelled=cancelled, progress=shown)
     if not dry_run:
         record_drill(
@@ -156,7 +159,7 @@ def _print(report: DrillReport) -> None:
     if not report.is_dry_run:
         _print_restored(report, when)
     if report.damaged or report.different:
-        click.echo("'ciuic verify --checksum' names all that is damaged", err=True)
+        advise("'ciuic verify --checksum' names all that is damaged")
 
 
 def _print_restored(report: DrillReport, when: str) -> None:

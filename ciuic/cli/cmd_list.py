@@ -1,24 +1,28 @@
 """``ciuic list``."""
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import click
 
-from ciuic.catalog import HOW_TO_TAKE
+from ciuic.catalog import HOW_TO_TAKE, known_lost
 from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
+from ciuic.cli.error_output import advise
+from ciuic.cli.lists import those
 from ciuic.cli.opening import list_and_warn, opened, shown_ids
 from ciuic.cli.options import absolute, given, json_option
-from ciuic.cli.render import NO_SCHEDULE, host_text, print_json_array, printable
+from ciuic.cli.render import NO_SCHEDULE, print_json_array, printable
 from ciuic.cli.session import Session
-from ciuic.errors import DAMAGE, UsageError
+from ciuic.errors import DAMAGE, SnapshotNotFoundError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.clock import local_time_text
+from ciuic.system.machine import names_of
 
 __all__ = ["command"]
 
@@ -69,12 +73,15 @@ def command(
     NEW is the number of bytes that the store did not have before. STORED is the number of bytes
     added to the store. TROUBLE is the number of paths with a warning. FLUX is the number of files
     that a program was writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ
-    in them. A narrow terminal gets fewer columns; a pipe and --json get all.
+    in them. STATE is shown if a scrub has found that content of a listed snapshot is lost, and says
+    which snapshots are damaged by that; not in a bucket. A narrow terminal gets fewer columns; a
+    pipe and --json get all.
 
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record
     its size. STATE is whole, in flux, unreadable, left out or damaged, as far as ciuic knows
     without reading content; for a directory it is the worst state in it. SAME AS names the previous
-    snapshot that has the path, if its content is the same there. --machine-readable then prints
+    snapshot that has the path, if its content is the same there. HOST is shown if the snapshots
+    differ in it. --machine-readable then prints
     ID|YYYY-mm-dd HH:MM:SS|SIZE OF THE SNAPSHOT|STATE|SAME AS|SIZE OF P.
     """
     wanted = _Filter(
@@ -101,7 +108,8 @@ def command(
             form = _Form(short, as_json=as_json, machine_readable=machine_readable)
             _list_path(store, snapshots, wanted.path, wanted, form)
             return
-    matching = [summary for summary in snapshots if wanted.matches(summary)]
+        matching = [summary for summary in snapshots if wanted.matches(summary)]
+        damaged = set() if machine_readable else _damaged(store, matching)
     chains = snapshot_chains(snapshots)
     if as_json:
         print_json_array(
@@ -109,6 +117,7 @@ def command(
                 **summary.as_json(),
                 **chains[summary.id].as_json(),
                 "copies": held.get(summary.id, []),
+                "damaged": summary.id in damaged,
             }
             for summary in matching
         )
@@ -117,9 +126,32 @@ def command(
     elif matching:
         from ciuic.cli.list_table import needless_columns, print_list
 
-        print_list(matching, needless_columns(snapshots), chains, short, by_day=by_day)
+        left_out = needless_columns(snapshots, damaged)
+        print_list(matching, left_out, chains, short, damaged, by_day=by_day)
     elif not session.damaged:
-        click.echo(wanted.absence(), err=True)
+        advise(wanted.absence(snapshots))
+
+
+def _damaged(store: Store, snapshots: Sequence[SnapshotSummary]) -> set[SnapshotId]:
+    """Return the snapshots that need a chunk that is known to be lost, as a scrub found.
+
+    Trees are read only if there is such a chunk, so that a list of a sound store stays fast. In a
+    bucket, where reading them takes many requests, nothing is looked for.
+    """
+    lost = known_lost(store)
+    if not lost or store.bucket is not None:
+        return set()
+    # Imported here because few stores are damaged.
+    from ciuic.view.damage import DamageSurvey
+
+    survey = DamageSurvey(store, lost)
+    damaged = set()
+    for summary in snapshots:
+        # Another process may have removed it since it was listed.
+        with contextlib.suppress(SnapshotNotFoundError):
+            if not survey.is_sound(summary.id):
+                damaged.add(summary.id)
+    return damaged
 
 
 class _Form(NamedTuple):
@@ -144,17 +176,14 @@ class _Filter(NamedTuple):
         """Return whether a snapshot meets all conditions; ``path`` is not checked."""
         return (
             (self.tag is None or self.tag in summary.tags)
-            and (
-                self.host is None
-                or self.host in {summary.host, host_text(summary.host, summary.machine)}
-            )
+            and (self.host is None or summary.owner.machine.is_called(self.host))
             and (self.origin is None or self.origin == summary.origin)
             and (self.schedule is None or self.schedule == (summary.schedule or NO_SCHEDULE))
             and (self.root is None or self.root in summary.roots)
         )
 
-    def absence(self) -> str:
-        """Return the message for an empty list."""
+    def absence(self, snapshots: Sequence[SnapshotSummary]) -> str:
+        """Return the message for an empty list of these snapshots."""
         conditions = []
         if self.path is not None:
             conditions.append(f"holds {printable(self.path)}")
@@ -169,8 +198,19 @@ class _Filter(NamedTuple):
         if self.root is not None:
             conditions.append(f"has the root {printable(self.root)}")
         if conditions:
-            return f"no snapshot {' and '.join(conditions)}"
+            return f"no snapshot {' and '.join(conditions)}{self._present(snapshots)}"
         return f"no snapshot yet. {HOW_TO_TAKE}"
+
+    def _present(self, snapshots: Sequence[SnapshotSummary]) -> str:
+        """Return what there is instead of a host or a schedule that no snapshot has."""
+        more = ""
+        hosts = names_of(found.owner.machine for found in snapshots)
+        if self.host is not None and not any(one.is_called(self.host) for one in hosts):
+            more += those("hosts", hosts.values())
+        schedules = {found.schedule or NO_SCHEDULE for found in snapshots}
+        if self.schedule is not None and self.schedule not in schedules:
+            more += those("schedules", schedules)
+        return more
 
 
 _ALL: Final = _Filter(None, None, None, None, None, None)
@@ -214,7 +254,7 @@ def _list_path(
         version for version in versions(store, snapshots, path) if wanted.matches(version.snapshot)
     ]
     if not found and not (form.as_json or form.machine_readable):
-        click.echo(wanted.absence(), err=True)
+        click.echo(wanted.absence(snapshots), err=True)
     elif print_versions(found, snapshot_chains(snapshots), path=path, **form._asdict()):
         sys.exit(DAMAGE)
 

@@ -3,6 +3,7 @@
 import click
 
 from ciuic.cli.daemon_requests import ask_daemon
+from ciuic.cli.error_output import hinted
 from ciuic.cli.options import json_option
 from ciuic.cli.render import print_json
 from ciuic.cli.session import Session
@@ -24,4 +25,4 @@ def command(session: Session, *, as_json: bool) -> None:
     if as_json:
         print_json({"paused": True})
     else:
-        click.echo("the daemon takes no scheduled snapshots until 'ciuic resume'")
+        click.echo(hinted("the daemon takes no scheduled snapshots until 'ciuic resume'"))

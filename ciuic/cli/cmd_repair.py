@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import click
 
+from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.opening import opened
@@ -147,10 +148,9 @@ def _repair_bucket(
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
     _print(report, repairs, entrance, as_json=as_json)
     if left:
-        click.echo(
+        advise(
             f"{counted(left, 'session')} of other writers may rely on the damaged packs;"
-            " 'ciuic prune' removes these later",
-            err=True,
+            " 'ciuic prune' removes these later"
         )
     sys.exit(0 if report.ok else DAMAGE)
 
@@ -161,7 +161,7 @@ def _stop_at_entrance(entrance: tuple[str, ...], *, as_json: bool) -> None:
     else:
         for sentence in entrance:
             click.echo(f"would repair: {printable(sentence)}")
-        click.echo("run 'ciuic repair --apply', which then checks the packs as well", err=True)
+        advise("run 'ciuic repair --apply', which then checks the packs as well")
     sys.exit(DAMAGE)
 
 
@@ -213,14 +213,11 @@ def _print_report(report: RepairReport, repairs: Sequence[CopyRepair]) -> None:
     if not plan.is_damaged and not plan.has_work:
         click.echo("nothing is damaged")
     elif not report.applied and plan.has_work:
-        click.echo(
-            "nothing was changed; run 'ciuic repair --apply' to make these repairs", err=True
-        )
+        advise("nothing was changed; run 'ciuic repair --apply' to make these repairs")
     elif plan.remaining:
-        click.echo(
+        advise(
             "all other paths can be restored; 'ciuic snapshot' stores lost data again if a live"
-            " file still holds it, or if a directory has not changed since",
-            err=True,
+            " file still holds it, or if a directory has not changed since"
         )
 
 
@@ -249,14 +246,14 @@ def _print_manifest(bad: BadManifest, would: str) -> None:
         click.echo(f"{printable(bad.what)}: {would}{remedy}")
     else:
         click.echo(f"{printable(bad.what)}, and there is no copy of it")
-        click.echo(f"  {printable(bad.hint)}", err=True)
+        advise(f"  {printable(bad.hint)}")
 
 
 def _print_unreachable(plan: RepairPlan) -> None:
     for path, what in sorted(plan.unreachable.items()):
         click.echo(f"{printable(path)}: {printable(what)}")
     if plan.unreachable:
-        click.echo(f"  {UnreachableError.default_hint}", err=True)
+        advise(f"  {UnreachableError.default_hint}")
     for path, what in sorted(plan.unread.items()):
         click.echo(f"left as it is: {printable(path)}: {printable(what)}", err=True)
     if plan.unread:

@@ -7,9 +7,10 @@ from typing import Final
 
 import click
 
-from ciuic.catalog import LATEST, find_snapshot, list_snapshots, passed_over
+from ciuic.catalog import LATEST, find_snapshot, holding_roots, list_snapshots, passed_over
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.copies import CHECK_BUCKET, print_bucket_advice, print_holders
+from ciuic.cli.error_output import advise
 from ciuic.cli.expected import counting
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import CLOSER, NEWER, opened
@@ -34,7 +35,7 @@ from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.system.clock import SystemClock
+from ciuic.system.clock import SystemClock, from_local_text
 from ciuic.system.machine import this_machine
 from ciuic.units import (
     counted,
@@ -105,6 +106,9 @@ _REMEDIES: Final = (
 )
 @click.option("--overwrite", is_flag=True, help="Replace files at the target that differ.")
 @click.option("--delete", is_flag=True, help="Also remove files that the snapshot does not have.")
+@click.option(
+    "--force", is_flag=True, help="Replace and delete files that a program is writing, too."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @click.option(
     "--fallback",
@@ -127,6 +131,7 @@ def command(
     exclude: tuple[str, ...],
     overwrite: bool,
     delete: bool,
+    force: bool,
     dry_run: bool,
     fallback: bool,
     no_hot: bool,
@@ -135,7 +140,10 @@ def command(
     """Restore files or directories from a snapshot.
 
     Each file appears complete, or not at all; files that are already right are left alone. If a
-    target exists, ciuic changes nothing unless you give --overwrite. A second restore of a
+    target exists, ciuic changes nothing unless you give --overwrite. With --overwrite, it changes
+    nothing if it would replace or delete a file that a running program has open for writing,
+    because the program would go on writing to the old file, which has no name anymore; --force
+    replaces it. ciuic sees the programs of other users only as root. A second restore of a
     directory waits while the first one is at work; after 30 seconds, it is refused. The lock is
     that of flock(1), so 'flock DIR ciuic restore ...' works. You can run an interrupted restore
     again. If the snapshot still has reflink copies, ciuic restores large files from them without
@@ -162,6 +170,7 @@ def command(
         dry_run=dry_run,
         fallback=fallback,
         hot=not no_hot,
+        refuses_being_written=overwrite and not force,
         is_noted=True,
     )
     with (
@@ -172,7 +181,7 @@ def command(
     ):
         chosen = find_snapshot(store, snapshot_id, holding=request.paths, tagged=True)
         newer = passed_over(store, snapshot_id, chosen)
-        _note_machine(store, snapshot_id, chosen)
+        _note_machine(store, snapshot_id, chosen, request.paths)
         manifest = store.manifest(chosen.id)
         report = _restore(session, store, manifest, request, cancelled=cancelled, shown=shown)
     asked = taken()
@@ -203,6 +212,11 @@ def _restore(
     shown: Reporter,
 ) -> RestoreReport:
     """Restore with a progress bar; if that ends with an error, first say what was written."""
+
+    def warn(warning: PathWarning) -> None:
+        with shown.away():
+            _print_note(warning)
+
     # With GLOBs the total is not known until every path has been compared with them.
     expected = () if request.include or request.exclude else request.paths
     try:
@@ -214,6 +228,7 @@ def _restore(
                 clock=SystemClock(),
                 cancelled=cancelled,
                 progress=shown,
+                warn=None if request.dry_run else warn,
             )
     except CiuicError as error:
         _print_done(error)
@@ -236,7 +251,7 @@ def _print(
         if in_bucket:
             print_bucket_advice()
         elif not fallback and len(report.failed) > len(report.unwritten):
-            click.echo(_REMEDIES, err=True)
+            advise(_REMEDIES)
         print_holders(session, store.path, [snapshot_id], except_for=asked)
 
 
@@ -249,7 +264,7 @@ def _name_damaged(report: RestoreReport, snapshots: Mapping[SnapshotId, str], wh
     ]
 
 
-def _note_machine(store: Store, text: str, chosen: SnapshotSummary) -> None:
+def _note_machine(store: Store, text: str, chosen: SnapshotSummary, paths: Sequence[bytes]) -> None:
     """Say on stderr that ``latest`` or a time means a snapshot of another machine.
 
     A store without snapshots of this machine needs no remark: then this machine replaces another.
@@ -258,11 +273,16 @@ def _note_machine(store: Store, text: str, chosen: SnapshotSummary) -> None:
     is_named = chosen.id in matching_ids(text, [chosen.id])
     if is_named or chosen.owner.machine.is_same(here.machine):
         return
-    own = next((found for found in list_snapshots(store) if found.owner.is_same(here)), None)
+    holding = holding_roots(list_snapshots(store), paths)
+    until = ""
+    if from_local_text(text) is not None:
+        until = " until then"
+        holding = [found for found in holding if found.taken_ns <= chosen.taken_ns]
+    own = next((found for found in holding if found.owner.is_same(here)), None)
     if own is not None:
         click.echo(
             f"ciuic: {chosen.id} was taken on {printable(chosen.host)}; the newest snapshot of this"
-            f" machine is {own.id}",
+            f" machine{until} is {own.id}",
             err=True,
         )
 
@@ -339,14 +359,17 @@ def print_restored(snapshot_id: str, report: RestoreReport, *, in_bucket: bool =
             err=True,
         )
     if report.repaired_frames:
-        click.echo(
+        advise(
             f"ciuic: the store is damaged: {counted(report.repaired_frames, 'frame')} had to be"
             " read with parity or from another copy; the restored files are right\n"
             "       Run 'ciuic repair' to see the damage, and"
-            f" {CHECK_BUCKET if in_bucket else 'check the disk'}.",
-            err=True,
+            f" {CHECK_BUCKET if in_bucket else 'check the disk'}."
         )
     for note in report.notes:
-        click.echo(f"{printable(note.path)}: {printable(note.what)}", err=True)
+        _print_note(note)
     for bad in report.failed:
         click.echo(f"not restored: {printable(bad.path)}: {printable(bad.what)}", err=True)
+
+
+def _print_note(note: PathWarning) -> None:
+    click.echo(f"{printable(note.path)}: {printable(note.what)}", err=True)

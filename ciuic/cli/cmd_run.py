@@ -25,7 +25,7 @@ from ciuic.cli.guarding import (
     run_rule_command,
     say,
 )
-from ciuic.cli.options import given, rule_logs_option, size_bytes
+from ciuic.cli.options import Number, WholeNumber, given, rule_logs_option, size_bytes
 from ciuic.cli.session import Session
 from ciuic.errors import CiuicError, UsageError
 from ciuic.guard.job.cgroup import Cgroup, NoCgroup, create_cgroup
@@ -44,7 +44,7 @@ __all__ = ["command"]
 _PERIOD_US: Final = 100_000
 _FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 300.0
-_WEIGHT: Final = click.IntRange(1, 10_000)
+_WEIGHT: Final = WholeNumber(1, 10_000)
 
 
 @click.command(
@@ -59,7 +59,7 @@ _WEIGHT: Final = click.IntRange(1, 10_000)
 @rule_logs_option
 @click.option(
     "--restart",
-    type=click.IntRange(0, 1000),
+    type=WholeNumber(0, 1000),
     default=0,
     metavar="N",
     help="How often to start COMMAND again if it fails.  [default: 0]",
@@ -67,7 +67,7 @@ _WEIGHT: Final = click.IntRange(1, 10_000)
 @click.option("--cpu-weight", type=_WEIGHT, metavar="N", help="Its share of the CPUs: 1 to 10000.")
 @click.option(
     "--cpus",
-    type=click.FloatRange(0.01, 100_000),
+    type=Number(0.01, 100_000),
     metavar="N",
     help="How many CPUs it may use at most, such as 2.5.",
 )

@@ -7,6 +7,7 @@ from typing import Final
 import click
 
 from ciuic.cli.copies import CHECK_BUCKET
+from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interrupted_code, interruptible
 from ciuic.cli.lists import shown_part
 from ciuic.cli.options import given, json_option
@@ -124,7 +125,7 @@ def _print_summary(report: ScrubReport, hint: str) -> None:
     if report.not_remembered:
         click.echo(f"the results could not be saved: {printable(report.not_remembered)}", err=True)
     if not report.ok:
-        click.echo(hint, err=True)
+        advise(hint)
 
 
 def _print_pack(damage: DamagedPack) -> None:

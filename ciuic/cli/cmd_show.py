@@ -8,6 +8,7 @@ import click
 from ciuic.catalog import list_snapshots
 from ciuic.chains import SnapshotChain, snapshot_chains
 from ciuic.cli.candidates import SNAPSHOT, stored_path
+from ciuic.cli.error_output import hinted
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import (
     ShortOptionsCommand,
@@ -152,7 +153,7 @@ def _path_lines(manifest: Manifest) -> list[tuple[str, str]]:
     unnamed = manifest.summary.trouble_count - named
     if unnamed > 0:
         text = f"and {counted(unnamed, 'more path')}; 'ciuic ls -R' marks them all"
-        lines.append(("trouble", text))
+        lines.append(("trouble", hinted(text)))
     return lines
 
 

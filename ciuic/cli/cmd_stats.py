@@ -7,9 +7,11 @@ import click
 from ciuic.catalog import latest_snapshot, list_snapshots
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.checks import check_lines
+from ciuic.cli.error_output import advise, hinted
 from ciuic.cli.opening import opened, warn_damaged
 from ciuic.cli.options import (
     ShortOptionsCommand,
+    WholeNumber,
     given,
     json_option,
 )
@@ -54,12 +56,12 @@ __all__ = ["command"]
 )
 @click.option(
     "--depth",
-    type=click.IntRange(0, 64),
+    type=WholeNumber(0, 64),
     metavar="N",
     help="With --by path: how far below the roots.  [default: 1]",
 )
 @click.option(
-    "--top", type=click.IntRange(1), metavar="N", help="With --by: the largest N.  [default: 20]"
+    "--top", type=WholeNumber(1), metavar="N", help="With --by: the largest N.  [default: 20]"
 )
 @json_option
 @click.pass_obj
@@ -113,9 +115,8 @@ def command(
             print_weights(weights)
     if weights is not None and weights.unknown_count:
         count = counted(weights.unknown_count, "file or chunk", "files or chunks")
-        click.echo(
-            f"ciuic: {count} of {weights.snapshot_id} cannot be read; 'ciuic verify' shows which",
-            err=True,
+        advise(
+            f"ciuic: {count} of {weights.snapshot_id} cannot be read; 'ciuic verify' shows which"
         )
         sys.exit(DAMAGE)
 
@@ -154,4 +155,4 @@ def _print(document: Document, checks: Health) -> None:
     click.echo(counted(count, "snapshot"))
     print_table(("BYTES", Column("SIZE", right=True), Column("OF WHAT", cut=cut_end)), rows)
     for key, value in check_lines(checks):
-        print_pair(f"{key}:", value, len(key) + 2)
+        print_pair(f"{key}:", hinted(value), len(key) + 2)

@@ -8,9 +8,10 @@ import click
 from ciuic.catalog import HOW_TO_TAKE, list_snapshots
 from ciuic.cli.candidates import known_tags
 from ciuic.cli.chart import Mark, chart_lines, has_unicode, number_text
+from ciuic.cli.error_output import advise
 from ciuic.cli.lists import none_matches
 from ciuic.cli.opening import shown_ids, warn_damaged
-from ciuic.cli.options import absolute, copies_option, given, json_option, logs_option
+from ciuic.cli.options import WholeNumber, absolute, copies_option, given, json_option, logs_option
 from ciuic.cli.progress import progress
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import brief, coloured, labels, print_json, printable
@@ -73,7 +74,7 @@ _COLUMNS: Final = (
 @click.option("--tag", metavar="T", shell_complete=known_tags, help="Only snapshots with this tag.")
 @click.option("--root", metavar="P", callback=given, help="Only snapshots of this root.")
 @click.option(
-    "--top", type=click.IntRange(1), metavar="N", help="List the newest N snapshots.  [default: 20]"
+    "--top", type=WholeNumber(1), metavar="N", help="List the newest N snapshots.  [default: 20]"
 )
 @copies_option
 @json_option
@@ -266,15 +267,13 @@ def _explain(found: Timeline, absence: str, *, has_logs: bool) -> None:
 
 def _explain_unchecked(packs: int | None) -> None:
     if packs is None:
-        click.echo(
+        advise(
             "ciuic: this machine does not know which packs of the bucket were read, nor of damage"
-            " there: see 'ciuic scrub'",
-            err=True,
+            " there: see 'ciuic scrub'"
         )
         return
     were, they = ("was", "it was") if packs == 1 else ("were", "they were")
-    click.echo(
+    advise(
         f"ciuic: {counted(packs, 'pack')} {were} not read since {they} written, so no damage"
-        " there is known yet: see 'ciuic scrub'",
-        err=True,
+        " there is known yet: see 'ciuic scrub'"
     )

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -9,13 +10,15 @@ from ciuic.catalog import HOW_TO_TAKE, LATEST, passed_over
 from ciuic.catalog import find_snapshot as find_named
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.copies import print_bucket_advice, print_holders
-from ciuic.cli.opening import opened
+from ciuic.cli.error_output import advise, hinted
+from ciuic.cli.opening import of_configuration, opened
 from ciuic.cli.options import json_option
 from ciuic.cli.progress import Reporter, progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.errors import DAMAGE, UsageError
+from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.units import counted, format_bytes, format_duration
@@ -76,7 +79,8 @@ def _verify(
                 store, checksum=checksum, clock=SystemClock(), progress=shown.amount
             )
         else:
-            report = _verify_named(store, ids or (LATEST,), shown, checksum=checksum)
+            listed = None if ids else of_configuration(session, store, LATEST)
+            report = _verify_named(store, ids or (LATEST,), shown, checksum=checksum, listed=listed)
         if not report.ok:
             from ciuic.verify.alternatives import with_alternatives
 
@@ -96,9 +100,14 @@ def _verify(
 
 
 def _verify_named(
-    store: Store, ids: tuple[str, ...], shown: Reporter, *, checksum: bool
+    store: Store,
+    ids: tuple[str, ...],
+    shown: Reporter,
+    *,
+    checksum: bool,
+    listed: Sequence[SnapshotSummary] | None,
 ) -> VerifyReport:
-    found = [(text, find_named(store, text, tagged=True)) for text in ids]
+    found = [(text, find_named(store, text, tagged=True, listed=listed)) for text in ids]
     unreadable = {
         snapshot_id: what
         for text, summary in found
@@ -124,7 +133,7 @@ def _print_damage(report: VerifyReport) -> None:
     for bad in report.unreachable:
         click.echo(f"{printable(os.fsdecode(bad.path))}: DAMAGED: {printable(bad.what)}")
     for copy in report.copies:
-        click.echo(f"{printable(os.fsdecode(copy.path))}: {printable(copy.what)}")
+        click.echo(f"{printable(os.fsdecode(copy.path))}: {hinted(printable(copy.what))}")
 
 
 def _print_remedies(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> None:
@@ -136,10 +145,10 @@ def _print_remedies(report: VerifyReport, *, checksum: bool, in_bucket: bool) ->
         else "nothing is lost: run 'ciuic repair --apply' before the damage grows"
     )
     if not in_bucket or not _has_lost_content(report):
-        print_pair("", f"{remedy}{later}", 0, err=True)
+        print_pair("", hinted(f"{remedy}{later}"), 0, err=True)
     if _has_lost_content(report):
         advice = "'ciuic restore --fallback' takes damaged paths from older snapshots"
-        print_pair("", advice, 0, err=True)
+        print_pair("", hinted(advice), 0, err=True)
         if in_bucket:
             print_bucket_advice()
 
@@ -148,9 +157,7 @@ def _print_summary(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> 
     if not report.ok:
         _print_remedies(report, checksum=checksum, in_bucket=in_bucket)
     if not report.snapshots:
-        click.echo(
-            f"ciuic: nothing was verified: the store has no snapshot. {HOW_TO_TAKE}", err=True
-        )
+        advise(f"ciuic: nothing was verified: the store has no snapshot. {HOW_TO_TAKE}")
     read = f", {format_bytes(report.read_bytes)} read" if checksum else ", content not read"
     click.echo(
         f"{len(report.snapshots)} verified, {counted(report.chunks, 'chunk')}{read},"

@@ -19,7 +19,7 @@ from ciuic.cli.guarding import (
     run_rule_command,
     say,
 )
-from ciuic.cli.options import given, rule_logs_option
+from ciuic.cli.options import WholeNumber, given, rule_logs_option
 from ciuic.cli.session import Session
 from ciuic.documents import Document
 from ciuic.errors import DONE, FAILED, TROUBLE, UsageError
@@ -37,7 +37,7 @@ __all__ = ["command"]
 @click.command("watch")
 @click.option(
     "--pid",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     required=True,
     metavar="PID",
     help="The first process of the job: torchrun, or the program itself.",

@@ -17,6 +17,7 @@ from ciuic.config.load import read_store_path
 from ciuic.copy.read_through import CopySource
 from ciuic.errors import CiuicError, ConfigError, UsageError
 from ciuic.guard.logs.paths import log_files
+from ciuic.hints import pip_install
 from ciuic.report.doctor.findings import Subject
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock
@@ -113,7 +114,7 @@ def command(
     except ModuleNotFoundError as error:
         raise CiuicError(
             f"the page needs the Python package {error.name}, which is not installed",
-            hint="Install it: pip install 'ciuic[web]'.",
+            hint=f"Install it: {pip_install('ciuic[web]')}",
         ) from error
     for log in logs:
         if not any(map(os.path.exists, log_files([absolute(log)]))):

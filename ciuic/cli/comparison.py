@@ -8,10 +8,10 @@ import click
 
 from ciuic.cli.chart import number_text
 from ciuic.cli.render import brief, coloured, labels, printable
-from ciuic.cli.table import Column, cut_end, cut_middle, print_table
+from ciuic.cli.table import Column, cut_end, cut_middle, cut_time, print_table, terminal_columns
 from ciuic.documents import Document
 from ciuic.model import path_text
-from ciuic.system.clock import local_time_text
+from ciuic.system.clock import from_local_text, local_time_text
 from ciuic.timeline.compare import Compared, Comparison
 from ciuic.timeline.run_compare import Metrics, RunComparison
 from ciuic.units import format_bytes
@@ -25,6 +25,10 @@ __all__ = [
 ]
 
 _COLOURS: Final = {"+": "green", "-": "red"}
+_KEY_MIN: Final = 12
+_VALUE_MIN: Final = 11
+"""So that two columns and their keys fit a terminal of 40."""
+_TIME_MIN: Final = len("2026-06-15 14:30")
 Rows = Sequence[tuple[tuple[str, str], list[float | None]]]
 
 
@@ -82,7 +86,7 @@ def print_comparison(
         above: Rows to print above the others.
     """
     snapshots = found.snapshots
-    columns = [Column(name, right=True, drop=0 if at < 2 else at) for at, name in enumerate(names)]
+    columns = _columns(names)
     print_table([Column("", cut=cut_end), *columns], [*above, *_facts(snapshots)])
     if rows:
         click.echo("")
@@ -101,6 +105,27 @@ def print_comparison(
                 click.echo(f"  no lines to show: {printable(file.what)}")
             for line in file.lines[2:]:
                 click.echo(coloured(f"  {printable(line)}", _COLOURS.get(line[:1], "reset")))
+
+
+def _columns(names: Sequence[str]) -> list[Column]:
+    """Return a column for each snapshot or run; the first two are shown on every terminal.
+
+    A long name or a long tag of one must not push the values of the other out of sight.
+    """
+    available, least = terminal_columns(), _TIME_MIN
+    if available is not None:
+        room = max(_VALUE_MIN, (available - _KEY_MIN) // 2 - 2)
+        names = [cut_middle(name, room) for name in names]
+        least = min(room, _TIME_MIN)
+    return [
+        Column(name, right=True, drop=0 if at < 2 else at, cut=_cut_value, least=least)
+        for at, name in enumerate(names)
+    ]
+
+
+def _cut_value(text: str, width: int) -> str:
+    """Shorten a cell: a time loses its seconds first."""
+    return (cut_end if from_local_text(text) is None else cut_time)(text, width)
 
 
 def _distance(value: float | None) -> str:
@@ -194,7 +219,7 @@ def runs_document(found: RunComparison, metrics: Sequence[Metrics]) -> Document:
 def print_runs(found: RunComparison, metrics: Sequence[Metrics]) -> None:
     """Print what each run has, and its metrics by step."""
     runs = found.runs
-    columns = [Column(name, right=True, cut=cut_middle) for name in map(printable, found.names)]
+    columns = _columns([printable(name) for name in found.names])
     facts = [
         ["snapshots", *[f"{len(compared.run.snapshots):,}" for compared in runs]],
         ["first", *[local_time_text(compared.run.snapshots[-1].taken_ns) for compared in runs]],

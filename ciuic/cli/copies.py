@@ -5,6 +5,7 @@ from typing import Final
 
 import click
 
+from ciuic.cli.error_output import advise
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.store.store import Store
@@ -63,13 +64,12 @@ def print_holders(
     for name, address in copies:
         if name in names:
             where = printable(address)
-            click.echo(
+            advise(
                 f"the copy {where} has the damaged data intact: 'ciuic repair --apply' takes it"
-                f" from there, 'ciuic --store {where} restore' restores from there",
-                err=True,
+                f" from there, 'ciuic --store {where} restore' restores from there"
             )
 
 
 def print_bucket_advice() -> None:
     """Say on stderr what to do about damage of a bucket: no disk of this machine is at fault."""
-    click.echo(f"ciuic: {_FROM_COPY}\n       Also {CHECK_BUCKET}.", err=True)
+    advise(f"ciuic: {_FROM_COPY}\n       Also {CHECK_BUCKET}.")

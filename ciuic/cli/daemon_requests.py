@@ -8,6 +8,7 @@ from ciuic.cli.session import Session
 from ciuic.control import request_done
 from ciuic.errors import StoreError
 from ciuic.store.addressed import control_directory
+from ciuic.store.place.keys import is_url
 
 __all__ = ["ask_daemon"]
 
@@ -22,9 +23,13 @@ def ask_daemon(session: Session, do: Literal["pause", "resume"]) -> None:
     control = control_directory(path, os.environ, place_options(session, path))
     status = None if control is None else request_done(control, do)
     if status is None:
-        raise StoreError(
-            f"no daemon serves {path}", hint="Start it: 'systemctl enable --now ciuicd'."
-        )
+        start = "'systemctl enable --now ciuicd'."
+        if is_url(path):  # the socket is in the cache directory of the daemon's user
+            raise StoreError(
+                f"no daemon of this user serves {path}",
+                hint=f"Run the command as the daemon's user; or, if none runs, start it: {start}",
+            )
+        raise StoreError(f"no daemon serves {path}", hint=f"Start it: {start}")
     # Not 1 or NaN, either: scripts rely on it, and another program may listen there.
     if status.get("paused") is not (do == "pause"):
         raise StoreError(

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from ciuic.cli.error_output import report_error, report_json
+from ciuic.cli.error_output import aim_error, report_error, report_json
 from ciuic.cli.group import cli
 from ciuic.cli.interrupt import interrupted_code, raising_interrupts
 from ciuic.cli.render import printable
@@ -122,6 +122,9 @@ def _run() -> int:
 def _invoke(context: click.Context) -> int:
     try:
         cli.invoke(context)
+    except CiuicError as error:
+        aim_error(error)
+        raise
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
     return DONE

@@ -1,13 +1,18 @@
-"""How a command reports an error."""
+"""How a command reports an error, and what it advises.
+
+The one place where the command line makes the commands in its messages fit to be pasted.
+"""
 
 import contextlib
 from typing import Final
+
+import click
 
 from ciuic.cli.render import print_json_last
 from ciuic.cli.table import print_pair
 from ciuic.errors import CiuicError
 
-__all__ = ["report_error", "report_json"]
+__all__ = ["advise", "aim_error", "hinted", "report_error", "report_json"]
 
 _INDENT: Final = len("ciuic: ")
 
@@ -31,3 +36,24 @@ def report_json(error: CiuicError) -> None:
     """Print an error's JSON document on stdout: it ends an array that was being printed."""
     body = {"kind": error.kind, "message": error.message, "hint": error.hint}
     print_json_last({**error.done, "error": body})
+
+
+def advise(text: str) -> None:
+    """Print a message on stderr that names commands."""
+    click.echo(hinted(text), err=True)
+
+
+def hinted(text: str) -> str:
+    """Return a message whose commands have the ``--config`` and ``--store`` of this command."""
+    # Imported here because help must be instant, and most commands advise nothing.
+    from ciuic.cli.session import Session
+    from ciuic.hints import aimed
+
+    context = click.get_current_context(silent=True)
+    session = None if context is None else context.find_object(Session)
+    return text if session is None else aimed(text, session.options)
+
+
+def aim_error(error: CiuicError) -> None:
+    """Do the same for what an error says."""
+    error.message, error.hint = hinted(error.message), hinted(error.hint)

@@ -6,12 +6,14 @@ from typing import Final
 
 import click
 
+from ciuic.cli.error_output import advise
 from ciuic.cli.render import brief, labels, printable
 from ciuic.cli.table import Column, cut_end, cut_time, print_pair, print_table
 from ciuic.ids import SnapshotId
 from ciuic.maintain.forget import ForgetPlan
 from ciuic.model import path_text
 from ciuic.system.clock import local_time_text
+from ciuic.system.machine import names_of
 from ciuic.units import counted, format_bytes, format_duration
 
 __all__ = ["print_plan"]
@@ -61,7 +63,7 @@ def print_plan(
     elif plan.forgotten:
         until = f"for {format_duration(until_s)}" if until_s else "until the next 'ciuic prune'"
         undo = "" if until_s is None else f"; 'ciuic forget --undo ID' brings one back {until}"
-        click.echo(f"forgot {count}, kept {len(plan.kept)}{undo}", err=True)
+        advise(f"forgot {count}, kept {len(plan.kept)}{undo}")
     else:
         click.echo(f"nothing to forget; kept {len(plan.kept)}", err=True)
 
@@ -79,7 +81,8 @@ def _print_groups(plan: ForgetPlan) -> None:
         series = f"schedule {schedule}" if schedule else "no schedule"
         where = printable(", ".join(map(path_text, roots)))
         print_pair("", f"looked at {counted(count, 'snapshot')} of {where} ({series})", 0, err=True)
-    owners = Counter((found.owner.is_library, found.host) for found in plan.others)
+    names = names_of(found.owner.machine for found in (*decided, *plan.others))
+    owners = Counter((found.owner.is_library, names[found.owner.machine]) for found in plan.others)
     for (is_library, host), count in sorted(owners.items()):
         whose = f"the library on {brief(host)}" if is_library else brief(host)
         print_pair("", f"left alone {counted(count, 'snapshot')} of {whose}", 0, err=True)

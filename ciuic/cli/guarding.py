@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ciuic.cli.alerting import Alerts
+from ciuic.cli.error_output import hinted
 from ciuic.cli.options import absolute
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
@@ -52,9 +53,9 @@ _LAST_WAIT_S: Final = 30.0
 
 def say(text: str, hint: str = "") -> None:
     """Print a message on stderr."""
-    print_pair("ciuic:", text, len("ciuic: "), err=True)
+    print_pair("ciuic:", hinted(text), len("ciuic: "), err=True)
     if hint:
-        print_pair("", hint, len("ciuic: "), err=True)
+        print_pair("", hinted(hint), len("ciuic: "), err=True)
 
 
 class JobEvents:

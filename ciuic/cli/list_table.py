@@ -1,18 +1,19 @@
 """The table of ``ciuic list``."""
 
 import itertools
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import click
 
 from ciuic.chains import SnapshotChain
-from ciuic.cli.render import NO_SCHEDULE, brief, host_text, labels
+from ciuic.cli.error_output import advise
+from ciuic.cli.render import NO_SCHEDULE, brief, labels
 from ciuic.cli.table import Column, cut_end, cut_middle, cut_time, print_table
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, path_text
 from ciuic.system.clock import local_time_text
+from ciuic.system.machine import Machine, names_of
 from ciuic.units import counted, format_bytes
 
 __all__ = ["needless_columns", "print_list"]
@@ -21,6 +22,7 @@ _DAY_LENGTH: Final = len("2026-06-15")
 _COLUMNS: Final = (
     Column("ID"),
     Column("TAKEN", cut=cut_time, least=16),
+    Column("STATE"),
     Column("KIND", drop=7),
     Column("CHAIN", right=True, drop=9),
     Column("FILES", right=True, drop=11),
@@ -43,22 +45,26 @@ def print_list(
     left_out: set[str],
     chains: Mapping[SnapshotId, SnapshotChain],
     short: Mapping[SnapshotId, str],
+    damaged: Collection[SnapshotId],
     *,
     by_day: bool,
 ) -> None:
-    """Print a table of snapshots, or one for each day.
+    """Print a table of snapshots, or one for each day, and how to learn more of damaged ones.
 
     Args:
         snapshots: The snapshots, in their order.
         left_out: The columns that are not shown.
         chains: The chains of the snapshots, by ID.
         short: The shown form of IDs; without one, the whole ID is shown.
+        damaged: The snapshots that are known to be damaged.
         by_day: Print one table for each day.
     """
     for day, group in _days(snapshots) if by_day else [("", snapshots)]:
         if day:
             click.echo(day)
-        _print_snapshots(group, chains, short, left_out=left_out)
+        _print_snapshots(group, chains, short, damaged, left_out=left_out)
+    if damaged:
+        advise("ciuic: 'ciuic verify ID' names the damaged paths of a snapshot")
 
 
 def _days(
@@ -75,7 +81,9 @@ def _days(
         yield f"{gap}{day}: {counted(len(found), 'snapshot')}, {stored} stored", found
 
 
-def needless_columns(snapshots: Sequence[SnapshotSummary]) -> set[str]:
+def needless_columns(
+    snapshots: Sequence[SnapshotSummary], damaged: Collection[SnapshotId]
+) -> set[str]:
     """Return the columns that would say the same for every snapshot of the store."""
     hosts = {(summary.host, summary.machine) for summary in snapshots}
     origins = {summary.origin for summary in snapshots}
@@ -86,6 +94,7 @@ def needless_columns(snapshots: Sequence[SnapshotSummary]) -> set[str]:
         "ORIGIN": len(origins),
         "SCHEDULE": len(schedules),
         "ROOTS": len(roots),
+        "STATE": 2 if damaged else 0,
         "NOTE": 2 if any(summary.note for summary in snapshots) else 0,
     }
     return {name for name, count in counts.items() if count <= 1}
@@ -95,25 +104,27 @@ def _print_snapshots(
     snapshots: Sequence[SnapshotSummary],
     chains: Mapping[SnapshotId, SnapshotChain],
     short: Mapping[SnapshotId, str],
+    damaged: Collection[SnapshotId],
     *,
     left_out: set[str],
 ) -> None:
-    # Machine IDs are shown only where two machines have one name.
-    machines = Counter(host for host, _ in {(found.host, found.machine) for found in snapshots})
-    names = {host for host, count in machines.items() if count == 1}
+    names = names_of(found.owner.machine for found in snapshots)
     columns = [column for column in _COLUMNS if column.name not in left_out]
     rows = [
-        {"ID": short.get(summary.id, summary.id), **_row(summary, chains[summary.id], names)}
+        {
+            "ID": short.get(summary.id, summary.id),
+            "STATE": "damaged" if summary.id in damaged else "",
+            **_row(summary, chains[summary.id], names),
+        }
         for summary in snapshots
     ]
     print_table(columns, [[row[column.name] for column in columns] for row in rows])
 
 
-def _row(summary: SnapshotSummary, chain: SnapshotChain, names: Collection[str]) -> dict[str, str]:
-    """Return a snapshot's cell for each column except the ID.
-
-    ``names`` has the host names that only one machine has.
-    """
+def _row(
+    summary: SnapshotSummary, chain: SnapshotChain, names: Mapping[Machine, str]
+) -> dict[str, str]:
+    """Return a snapshot's cell for each column except the ID and the state."""
     return {
         "TAKEN": local_time_text(summary.taken_ns),
         "KIND": brief(summary.kind),
@@ -124,9 +135,7 @@ def _row(summary: SnapshotSummary, chain: SnapshotChain, names: Collection[str])
         "STORED": format_bytes(summary.stored_bytes),
         "TROUBLE": str(summary.trouble_count or ""),
         "FLUX": str(summary.flux_count or ""),
-        "HOST": brief(
-            summary.host if summary.host in names else host_text(summary.host, summary.machine)
-        ),
+        "HOST": brief(names[summary.owner.machine]),
         "ORIGIN": brief(summary.origin),
         "SCHEDULE": brief(summary.schedule or NO_SCHEDULE),
         "ROOTS": ", ".join(map(path_text, summary.roots)),

@@ -1,19 +1,21 @@
 """Long lists: a terminal shows the first items, a pipe gets all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 import click
 
-from ciuic.cli.render import printable
+from ciuic.cli.error_output import hinted
+from ciuic.cli.render import brief, printable
 from ciuic.cli.table import terminal_columns
 from ciuic.units import counted
 
-__all__ = ["none_matches", "print_rest", "shown_part"]
+__all__ = ["none_matches", "print_rest", "shown_part", "those"]
 
 T = TypeVar("T")
 
 _SHOWN_MAX: Final = 20
+_NAMES_MAX: Final = 10
 
 
 def shown_part(
@@ -51,8 +53,20 @@ def print_rest(
         more += ", which the report does not name"
     else:
         which = "them" if named == total else f"the first {named:,}"
-        more += f"; {document or '--json'} names {which}"
+        more += f"; {hinted(document) or '--json'} names {which}"
     click.echo(more, err=err)
+
+
+def those(what: str, names: Iterable[str]) -> str:
+    """Return the end of a message that a name is unknown: which names there are, if any.
+
+    Args:
+        what: What the names are of, in the plural.
+        names: The names.
+    """
+    known = sorted(printable(brief(name)) for name in names)
+    shown = [*known[:_NAMES_MAX], *(["..."] if len(known) > _NAMES_MAX else [])]
+    return f"; the {what} are {', '.join(shown)}" if known else ""
 
 
 def none_matches(*, tag: str | None, root: str | None) -> str:

@@ -9,12 +9,13 @@ from typing import Final
 import click
 
 from ciuic import catalog
+from ciuic.cli.error_output import advise
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import terminal_columns
 from ciuic.errors import UnreachableError
 from ciuic.ids import SnapshotId
-from ciuic.model import SnapshotSummary
+from ciuic.model import SnapshotSummary, complete_ones, preferred
 from ciuic.store.directory.leftovers import IS_DIRECTORY
 from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store, open_store
@@ -25,6 +26,7 @@ __all__ = [
     "chosen_snapshots",
     "find_snapshot",
     "list_and_warn",
+    "of_configuration",
     "opened",
     "shown_ids",
     "warn_damaged",
@@ -77,7 +79,7 @@ def opened(
         for what in store.stuck.values():
             click.echo(f"ciuic: {printable(what)}; it stays", err=True)
         if any(not what.endswith(IS_DIRECTORY) for what in store.stuck.values()):
-            click.echo(f"       {UnreachableError.default_hint}", err=True)
+            advise(f"       {UnreachableError.default_hint}")
         yield store
 
 
@@ -118,10 +120,10 @@ def _warn(session: Session, unreadable: catalog.Unreadable, except_for: Collecti
     for snapshot_id, what in sorted(unreadable.manifests.items()):
         if snapshot_id not in except_for:
             session.damaged[snapshot_id] = what
-            click.echo(f"ciuic: {snapshot_id} cannot be read: {printable(what)}", err=True)
+            advise(f"ciuic: {snapshot_id} cannot be read: {printable(what)}")
     for snapshot_id, what in sorted(unreadable.marks.items()):
         if snapshot_id not in except_for:
-            click.echo(f"ciuic: {snapshot_id} counts as pinned: {printable(what)}", err=True)
+            advise(f"ciuic: {snapshot_id} counts as pinned: {printable(what)}")
 
 
 def chosen_snapshots(
@@ -148,17 +150,34 @@ def shown_ids(store: Store) -> dict[SnapshotId, str]:
     return {} if terminal_columns() is None else store.short_ids()
 
 
+def of_configuration(session: Session, store: Store, text: str) -> Sequence[SnapshotSummary] | None:
+    """Return the snapshots from which ``latest`` is chosen for a check; None: from all.
+
+    They are those of the configured directories, if there are any. A check of a snapshot that was
+    taken of another directory would tell nothing about them.
+    """
+    if text not in {catalog.LATEST, catalog.LATEST_VALID}:
+        return None
+    return preferred(complete_ones(catalog.list_snapshots(store)), session.scopes)
+
+
 def find_snapshot(
-    session: Session, store: Store, text: str, *, holding: Sequence[bytes] = ()
+    session: Session,
+    store: Store,
+    text: str,
+    *,
+    holding: Sequence[bytes] = (),
+    listed: Sequence[SnapshotSummary] | None = None,
 ) -> SnapshotSummary:
     """Return the snapshot that ``text`` means: an ID, a prefix, ``latest``, a time or a tag.
 
-    With ``holding``, ``latest`` means the newest snapshot whose roots hold these paths. Names on
-    stderr the snapshots that ``text`` may mean instead, and that cannot be read.
+    With ``holding``, ``latest`` means the newest snapshot whose roots hold these paths; with
+    ``listed``, the newest of these. Names on stderr the snapshots that ``text`` may mean instead,
+    and that cannot be read.
     """
-    found = catalog.find_snapshot(store, text, holding=holding, tagged=True)
+    found = catalog.find_snapshot(store, text, holding=holding, tagged=True, listed=listed)
     for snapshot_id, what in catalog.passed_over(store, text, found).items():
         session.damaged[snapshot_id] = what
         reason = NEWER if text == catalog.LATEST else CLOSER
-        click.echo(f"ciuic: {snapshot_id} {reason}: {printable(what)}", err=True)
+        advise(f"ciuic: {snapshot_id} {reason}: {printable(what)}")
     return found

@@ -3,9 +3,11 @@
 Nothing here imports the store: help must be instant.
 """
 
+import contextlib
+import math
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 import click.parser
@@ -16,7 +18,9 @@ from ciuic.errors import UsageError
 from ciuic.units import parse_duration_s, parse_size_bytes
 
 __all__ = [
+    "Number",
     "ShortOptionsCommand",
+    "WholeNumber",
     "absolute",
     "copies_option",
     "given",
@@ -78,6 +82,36 @@ def _duration_s(
         return parse_duration_s(given(context, parameter, value))
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from error
+
+
+class WholeNumber(click.IntRange):
+    """A whole number between bounds that are allowed themselves, refused in plain words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Convert what was typed; click itself would say "not in the range 1<=x<=9"."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"'{value}' is not a whole number{_between(self.min, self.max)}", param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number between bounds that are allowed themselves, refused in plain words."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Convert what was typed; click takes ``nan`` for a number within any bounds."""
+        number = math.nan
+        with contextlib.suppress(click.BadParameter):
+            number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"'{value}' is not a number{_between(self.min, self.max)}", param, ctx)
+        return number
+
+
+def _between(least: float | None, most: float | None) -> str:
+    return f" of at least {least:,}" if most is None else f" from {least:,} to {most:,}"
 
 
 def _leave_copies(context: click.Context, _parameter: click.Parameter, value: bool) -> None:

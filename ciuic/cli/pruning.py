@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import click
 
+from ciuic.cli.error_output import advise
 from ciuic.cli.lists import print_rest, shown_part
 from ciuic.cli.progress import progress
 from ciuic.cli.render import printable
@@ -121,19 +122,15 @@ def print_prune_report(report: PruneReport) -> None:
     if report.waiting_for:
         _print_waiting(report)
     if report.in_trash:
-        click.echo(
+        advise(
             f"{_snapshots(report.in_trash)} in the trash still take space;"
-            " 'ciuic prune --trash 0' frees it",
-            err=True,
+            " 'ciuic prune --trash 0' frees it"
         )
     for pack in shown_part(report.damaged, err=True):
         click.echo(f"pack {pack.hex()[:12]} is damaged and was left alone", err=True)
     print_rest(len(report.damaged), len(report.damaged), "pack", err=True)
     if report.damaged:
-        click.echo(
-            "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it",
-            err=True,
-        )
+        advise("'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it")
 
 
 def _print_waiting(report: PruneReport) -> None:
@@ -148,10 +145,9 @@ def _print_waiting(report: PruneReport) -> None:
     for lease in shown_part(report.waiting_for, err=True):
         click.echo(f"  {printable(lease)}", err=True)
     print_rest(count, count, "session", err=True)
-    click.echo(
+    advise(
         "the next 'ciuic prune' removes them; --wait TIME waits longer, and --revoke-after TIME"
-        " revokes sessions that seem to be dead",
-        err=True,
+        " revokes sessions that seem to be dead"
     )
     # Imported here because most stores are directories.
     from ciuic.store.place.sessions.leases import hint_about

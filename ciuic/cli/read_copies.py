@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
+from ciuic.cli.error_output import advise
 from ciuic.cli.opening import opened
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
@@ -71,10 +72,9 @@ def _print_taken(one: Taken) -> None:
     where = printable(one.address)
     if one.chunks:
         more = "more than " if one.has_more else ""
-        click.echo(
+        advise(
             f"ciuic: the store is damaged: {more}{counted(one.chunks, 'chunk')} came from the copy"
-            f" {where}; 'ciuic repair --apply' repairs the store from there",
-            err=True,
+            f" {where}; 'ciuic repair --apply' repairs the store from there"
         )
     if one.problem:
         click.echo(f"ciuic: the copy {where}: {printable(one.problem)}", err=True)

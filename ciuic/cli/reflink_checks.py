@@ -5,7 +5,8 @@ import os
 import click
 
 from ciuic.catalog import LATEST, list_snapshots
-from ciuic.cli.opening import find_snapshot, opened, warn_damaged
+from ciuic.cli.error_output import advise
+from ciuic.cli.opening import find_snapshot, of_configuration, opened, warn_damaged
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.model import SnapshotSummary
@@ -37,7 +38,10 @@ def _chosen(
         chosen = list_snapshots(store)
         warn_damaged(session, store)
         return chosen
-    found = [find_snapshot(session, store, text) for text in ids or [LATEST]]
+    found = [find_snapshot(session, store, text) for text in ids]
+    if not ids:
+        listed = of_configuration(session, store, LATEST)
+        found = [find_snapshot(session, store, LATEST, listed=listed)]
     return list({summary.id: summary for summary in found}.values())
 
 
@@ -48,9 +52,7 @@ def _print_hot(report: ReflinkReport, *, only_newest: bool) -> None:
         for bad in snapshot.damaged:
             click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}")
     if not report.ok:
-        click.echo(
-            "use 'ciuic restore --no-hot'; 'ciuic snapshot --base' makes new copies", err=True
-        )
+        advise("use 'ciuic restore --no-hot'; 'ciuic snapshot --base' makes new copies")
     elif not report.copies:
         click.echo("there are no reflink copies to verify; restore reads the store", err=True)
     if only_newest:

@@ -18,7 +18,6 @@ __all__ = [
     "brief",
     "coloured",
     "has_style",
-    "host_text",
     "labels",
     "mode_text",
     "print_json",
@@ -31,7 +30,6 @@ __all__ = [
 
 NO_SCHEDULE: Final = "none"
 """Shown for a snapshot that belongs to no schedule."""
-_MACHINE_DIGITS: Final = 4
 _BRIEF_MAX: Final = 256
 """The longest host name has 64 characters; an escaped one four times as many."""
 _TAG_MAX: Final = 64
@@ -155,11 +153,6 @@ def brief(text: str, length_max: int = _BRIEF_MAX) -> str:
     The store does not check these texts, so they may be as long as a manifest.
     """
     return text if len(text) <= length_max else f"{text[: length_max - 1]}…"
-
-
-def host_text(host: str, machine: str) -> str:
-    """Return the name of a machine, with digits that tell machines of one name apart."""
-    return f"{host}:{machine[:_MACHINE_DIGITS]}" if machine else host
 
 
 def labels(tags: Sequence[str], *, pinned: bool) -> str:

@@ -35,6 +35,12 @@ class Session:
         self._settings: Settings | None = None
 
     @property
+    def options(self) -> list[str]:
+        """What the user typed to name the store, for the commands in messages."""
+        typed = (("--config", self.config), ("--store", self.store))
+        return [word for name, value in typed if value is not None for word in (name, value)]
+
+    @property
     def damaged_snapshots(self) -> list[dict[str, str]]:
         """``damaged`` in the form of JSON documents."""
         return [{"id": snapshot_id, "what": what} for snapshot_id, what in self.damaged.items()]
@@ -152,6 +158,12 @@ class Session:
         from ciuic.config.load import read_store_path
 
         return read_store_path(path)
+
+    @property
+    def scopes(self) -> list[tuple[bytes, ...]]:
+        """The directories of each configured schedule; none with ``--store``."""
+        settings = self._configured()
+        return [] if settings is None else settings.scopes
 
     def trash_s(self) -> float:
         """Return how long a forgotten snapshot can be brought back; the default for ``--store``."""

@@ -7,6 +7,7 @@ from typing import Final
 import click
 
 from ciuic.cli.chart import has_unicode
+from ciuic.cli.error_output import advise
 from ciuic.cli.opening import chosen_snapshots, opened
 from ciuic.cli.progress import progress
 from ciuic.cli.render import print_json
@@ -65,7 +66,7 @@ def show_shares(
         _print(by, groups, _TOP_DEFAULT if top is None else top)
     if shares.unread_count:
         count = counted(shares.unread_count, "file or directory", "files or directories")
-        click.echo(f"ciuic: {count} cannot be read: see 'ciuic verify'", err=True)
+        advise(f"ciuic: {count} cannot be read: see 'ciuic verify'")
         sys.exit(DAMAGE)
 
 

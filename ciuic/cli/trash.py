@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from ciuic.cli.error_output import advise
 from ciuic.cli.opening import opened, shown_ids
 from ciuic.cli.render import labels, print_json, printable
 from ciuic.cli.session import Session
@@ -47,7 +48,7 @@ def list_trash(session: Session, *, as_json: bool) -> None:
     for snapshot_id, error in damaged.items():
         click.echo(f"ciuic: {snapshot_id} cannot be read: {printable(error.message)}", err=True)
     if damaged:
-        click.echo("       'ciuic repair --apply' repairs it or sets it aside.", err=True)
+        advise("       'ciuic repair --apply' repairs it or sets it aside.")
         sys.exit(DAMAGE)
 
 

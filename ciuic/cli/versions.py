@@ -6,13 +6,15 @@ from typing import Final
 import click
 
 from ciuic.chains import SnapshotChain
-from ciuic.cli.render import labels, print_json_array, printable
+from ciuic.cli.error_output import advise
+from ciuic.cli.render import brief, labels, print_json_array, printable
 from ciuic.cli.table import Column, cut_end, cut_time, print_table
 from ciuic.documents import Document
 from ciuic.ids import SnapshotId
 from ciuic.model import path_text
 from ciuic.report.versions import DAMAGED, Version
 from ciuic.system.clock import local_time_text, rfc3339
+from ciuic.system.machine import Machine, names_of
 from ciuic.units import format_bytes
 
 __all__ = ["print_versions"]
@@ -24,6 +26,7 @@ _COLUMNS: Final = (
     Column("MODIFIED", drop=4),
     Column("STATE"),
     Column("SAME AS", drop=1),
+    Column("HOST", drop=5, cut=cut_end, least=6),
     Column("TAGS", drop=3, cut=cut_end, least=6),
 )
 
@@ -44,7 +47,7 @@ def print_versions(
         for version in found:
             click.echo(_line(version))
     else:
-        print_table(_COLUMNS, [_row(version, short) for version in found])
+        _print_table(found, short)
     damaged = [version for version in found if version.state == DAMAGED]
     for version in damaged:
         click.echo(
@@ -52,7 +55,7 @@ def print_versions(
             err=True,
         )
     if damaged:
-        click.echo("       'ciuic verify ID' names what is damaged.", err=True)
+        advise("       'ciuic verify ID' names what is damaged.")
     return bool(damaged)
 
 
@@ -85,7 +88,20 @@ def _line(version: Version) -> str:
     )
 
 
-def _row(version: Version, short: Mapping[SnapshotId, str]) -> list[str]:
+def _print_table(found: Sequence[Version], short: Mapping[SnapshotId, str]) -> None:
+    """Print the versions; HOST only if they are of several machines."""
+    names = names_of(version.snapshot.owner.machine for version in found)
+    columns = [column for column in _COLUMNS if column.name != "HOST" or len(names) > 1]
+    rows = [
+        dict(zip((column.name for column in _COLUMNS), _row(version, short, names), strict=True))
+        for version in found
+    ]
+    print_table(columns, [[row[column.name] for column in columns] for row in rows])
+
+
+def _row(
+    version: Version, short: Mapping[SnapshotId, str], names: Mapping[Machine, str]
+) -> list[str]:
     entry, summary, size_bytes = version.entry, version.snapshot, _size_bytes(version)
     return [
         short.get(summary.id, summary.id),
@@ -94,5 +110,6 @@ def _row(version: Version, short: Mapping[SnapshotId, str]) -> list[str]:
         "" if entry is None else local_time_text(entry.mtime_ns),
         version.state,
         "" if version.same_as is None else short.get(version.same_as, version.same_as),
+        brief(names[summary.owner.machine]),
         labels(summary.tags, pinned=summary.pinned),
     ]

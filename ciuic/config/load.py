@@ -12,6 +12,7 @@ from ciuic.ids import DEFAULT_SCHEDULE
 __all__ = [
     "CONFIG_VARIABLE",
     "SYSTEM_PATHS",
+    "config_options",
     "default_settings",
     "find_config",
     "load_settings",
@@ -35,6 +36,11 @@ def find_config(explicit: str | None, environ: Mapping[str, str]) -> str | None:
     if asked:
         return asked
     return next((path for path in SYSTEM_PATHS if os.path.lexists(path)), None)
+
+
+def config_options(path: str | None) -> list[str]:
+    """Return the option that a command needs to use this file; none if it finds it by itself."""
+    return [] if path is None or path in SYSTEM_PATHS else ["--config", os.path.abspath(path)]
 
 
 def read_store_path(path: str) -> str:

@@ -232,6 +232,11 @@ class Settings(NamedTuple):
         return (self._replace(others=()), *self.others)
 
     @property
+    def scopes(self) -> list[tuple[bytes, ...]]:
+        """The ``snapshot_paths`` of each schedule."""
+        return [tuple(map(os.fsencode, one.snapshot_paths)) for one in self.schedules]
+
+    @property
     def all_paths(self) -> tuple[str, ...]:
         """The ``snapshot_paths`` of all schedules, each once."""
         return tuple(

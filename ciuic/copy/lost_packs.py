@@ -2,10 +2,11 @@
 
 from collections.abc import Collection
 
+from ciuic.catalog import known_lost
 from ciuic.copy.report import CopyReport
 from ciuic.ids import SnapshotId
 from ciuic.store.store import Store
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 
 __all__ = ["lacks_packs", "note_damaged_there"]
 

@@ -7,6 +7,7 @@ its checksums is not enough to replace what is lost. Manifests are taken to the 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from ciuic.catalog import known_lost
 from ciuic.copy.copy import CopyRequest, OnProgress, copy_snapshots, shows_nothing
 from ciuic.copy.report import CopyReport
 from ciuic.documents import Document
@@ -15,7 +16,7 @@ from ciuic.ids import ChunkId, SnapshotId
 from ciuic.store.records.manifest import decode_manifest
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 
 __all__ = ["CopyRepair", "foresee_repair", "repair_from_copy"]
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from ciuic.catalog import (
     ambiguous,
     find_snapshot,
+    known_lost,
     list_snapshots,
     lost_snapshots,
     remember,
@@ -28,7 +29,7 @@ from ciuic.retention import NEWEST, PINNED, UNDAMAGED, Decision, Policy, plan_re
 from ciuic.store.store import Store
 from ciuic.system.clock import rfc3339
 from ciuic.system.machine import this_machine
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 
 __all__ = ["ForgetPlan", "Terms", "apply_forget", "bring_back", "plan_forget", "plan_forget_by_id"]
 
@@ -91,7 +92,7 @@ def plan_forget(
         store: The open store.
         policy: The policy.
         now_ns: The time.
-        host: The name of another machine whose snapshots are meant; None: this machine.
+        host: Another machine whose snapshots are meant: see ``Machine.is_called``; None: this one.
         rules: The usual exclude rules. A snapshot that excludes more counts as the newest undamaged
             snapshot only if there is no other. None: exclude rules do not matter.
         schedules: The terms of schedules, by name. ``policy`` and ``rules`` are for all others.
@@ -141,14 +142,14 @@ def _owners_of(
 
     Args:
         snapshots: All listed snapshots.
-        host: The name of a machine; None: this machine.
+        host: A machine; None: this one.
     """
     if host is None:
         own = Owner(this_machine(), is_library=False)
         return [[found for found in snapshots if found.owner.is_same(own)]]
     owners: dict[Owner, list[SnapshotSummary]] = {}
     for found in snapshots:
-        if found.host == host and not found.owner.is_library:
+        if found.owner.machine.is_called(host) and not found.owner.is_library:
             owners.setdefault(found.owner, []).append(found)
     return list(owners.values())
 

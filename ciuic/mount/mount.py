@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from ciuic.errors import CiuicError, TargetError
+from ciuic.hints import pip_install
 from ciuic.ids import SnapshotId
 from ciuic.mount.files import Files
 from ciuic.mount.names import Top
@@ -64,7 +65,7 @@ def require_fuse() -> None:
     except ModuleNotFoundError as error:
         raise CiuicError(
             "mounting needs the Python package mfusepy, which is not installed",
-            hint="Install it: pip install 'ciuic[mount]'.",
+            hint=f"Install it: {pip_install('ciuic[mount]')}",
         ) from error
     except (OSError, AttributeError) as error:
         raise CiuicError(

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from ciuic.catalog import known_lost
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import BEING_WRITTEN, CONSISTENT, SKIPPED, UNREADABLE, Entry, SnapshotSummary
 from ciuic.store.records.tree_nodes import iter_tree
 from ciuic.store.store import Store
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 from ciuic.view.diff import has_same_content
 from ciuic.view.locator import Locator
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from ciuic.catalog import damaged_before, list_snapshots
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UnknownFormatError
-from ciuic.ids import ChunkId
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import (
     BEING_WRITTEN,
     SKIPPED,
@@ -50,6 +50,10 @@ class Fallback:
         """What each path is in the newest snapshot that lists it, if that could not restore it."""
         self._listed: dict[bytes, list[Lookup]] = {}
         """Of each directory: the lists of it that newer snapshots have, and that are damaged."""
+        self._damaged_in: dict[bytes, SnapshotId] = {}
+        """The newest snapshot in which a path is damaged, if that is not the one of the user."""
+        self._sources: dict[bytes, list[SnapshotSummary]] = {}
+        """Of each path: the snapshots that gave something to it; of a directory, names."""
         self._node = Nodes(run.store).get
 
     def restore(self, being_written: list[bytes]) -> None:
@@ -68,6 +72,10 @@ class Fallback:
         finally:
             left = [warning for warning in self._wanted.values() if warning is not None]
             report.failed.extend(left)
+            for path in self._wanted:
+                if given := self._sources.get(path):
+                    what = f"a part of it was taken from {_listed(given)}"
+                    report.notes.append(PathWarning(path, what))
             report.damaged_paths = set(self._wanted)
 
     def _find_own(self) -> None:
@@ -119,13 +127,14 @@ class Fallback:
         failed = {warning.path for warning in ledger.failures}
         for path, entry in tried.items():
             if path not in failed:
-                self._note_source(path, entry, wanted[path], summary)
+                self._note_sources(path, entry, wanted[path], summary)
             elif path in lost:
                 self._note_entry(path, entry)
         # A directory was restored, but a path inside it was not.
         inner = {path: lost[path] for path in lost.keys() - tried.keys()}
         locator = Locator(self._run.store, manifest)
         for path in sorted(inner, key=_names):
+            self._damaged_in.setdefault(path, summary.id)
             found = _find(locator, path)
             if found is not None:
                 self._note_entry(path, found)
@@ -142,24 +151,39 @@ class Fallback:
             lookup = Lookup(self._node, ChunkId(entry.content), entry.level)
             self._listed.setdefault(path, []).append(lookup)
 
-    def _takes(self, path: bytes) -> Callable[[bytes], bool] | None:
-        listed = self._listed.get(path)
-        if not listed:
-            return None
-        return lambda name: not any(_knows(lookup, name) for lookup in listed)
+    def _takes(self, path: bytes, summary: SnapshotSummary) -> Callable[[bytes], bool]:
+        """Return whether a directory gets a name from a snapshot: newer ones may list it."""
+        listed = self._listed.get(path, [])
+        sources = self._sources.setdefault(path, [])
 
-    def _note_source(
+        def takes(name: bytes) -> bool:
+            is_taken = not any(_knows(lookup, name) for lookup in listed)
+            if is_taken and summary not in sources[-1:]:
+                sources.append(summary)
+            return is_taken
+
+        return takes
+
+    def _note_sources(
         self, path: bytes, entry: Entry, warning: PathWarning | None, summary: SnapshotSummary
     ) -> None:
+        """Note where a path that is restored now comes from; ``summary`` was read last."""
         own = self._run.manifest.summary
         if summary.id == own.id:
             return
         why = "in flux" if warning is None else "damaged"
-        when = local_time_text(summary.taken_ns)
-        what = f"{why} in {own.id}: taken from {summary.id} of {when}"
-        if entry.is_directory:
+        what = f"{why} in {self._damaged_in.get(path, own.id)}: "
+        if not entry.is_directory:
+            what += f"taken from {_named(summary)}"
+        else:
             part = "a part of it is " if path in self._newest and self._newest[path].level else ""
-            what = f"{part}{what}, without what is only in {own.id}"
+            what = part + what
+            sources = self._sources.get(path)
+            if sources:
+                what += f"taken from {_listed(sources)}"
+            else:
+                what += f"{_named(summary)} has nothing else"
+            what += f", without what is only in {own.id}"
         self._run.report.notes.append(PathWarning(path, what))
 
     def _place(
@@ -190,11 +214,18 @@ class Fallback:
                 for outer in _holders(path, self._targets):
                     if parent is None or parent.path != outer.parent:
                         parent = run.open_parent(outer)
-                    self._place_inside(placer, parent, outer, Located(path, entry))
+                    self._place_inside(
+                        placer, parent, outer, Located(path, entry), manifest.summary
+                    )
         return tried
 
     def _place_inside(
-        self, placer: Placer, parent: DirectoryHandle | None, outer: Target, located: Located
+        self,
+        placer: Placer,
+        parent: DirectoryHandle | None,
+        outer: Target,
+        located: Located,
+        summary: SnapshotSummary,
     ) -> None:
         """Place a path below a target that has just been restored, following no symlink.
 
@@ -203,6 +234,7 @@ class Fallback:
             parent: The directory that got the target; None in a dry run if it does not exist.
             outer: The target.
             located: The path, and its entry in the placer's snapshot.
+            summary: That snapshot.
         """
         path, entry = located
         newest = self._newest.get(path)
@@ -223,7 +255,7 @@ class Fallback:
                 path,
                 above=parent,
                 keeps_time=bool(below),
-                takes=self._takes(path),
+                takes=self._takes(path, summary) if entry.is_directory else None,
             )
 
     def _child(self, directory: DirectoryHandle | None, name: bytes) -> DirectoryHandle | None:
@@ -277,6 +309,14 @@ def _manifest(store: Store, summary: SnapshotSummary) -> Manifest | None:
         return store.manifest(summary.id)
     except (CorruptionError, SnapshotNotFoundError, UnknownFormatError):
         return None  # a StoreError passes through, and ends the restore
+
+
+def _named(summary: SnapshotSummary) -> str:
+    return f"{summary.id} of {local_time_text(summary.taken_ns)}"
+
+
+def _listed(summaries: list[SnapshotSummary]) -> str:
+    return " and ".join(map(_named, summaries))
 
 
 def _has_tree_of(entry: Entry, other: Entry) -> bool:

@@ -21,7 +21,7 @@ from ciuic.source.freeze.interface import IN_PLACE, OpensCopies
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 
-__all__ = ["PARENT_MODE", "Run", "open_directory", "target_errors"]
+__all__ = ["PARENT_MODE", "Run", "copies_of", "open_directory", "target_errors"]
 
 PARENT_MODE: Final = 0o755
 
@@ -62,7 +62,7 @@ class Run(NamedTuple):
         protected: Exclusions,
     ) -> Iterator[Placer]:
         """Yield a ``Placer`` for one snapshot, with its reflink copies."""
-        copies = _copies_of(self.store, manifest) if self.request.hot else None
+        copies = copies_of(self.store, manifest) if self.request.hot else None
         this_pass = Pass(
             self.store,
             ledger,
@@ -101,7 +101,7 @@ class Run(NamedTuple):
             return open_directory(path)
 
 
-def _copies_of(store: Store, manifest: Manifest) -> OpensCopies | None:
+def copies_of(store: Store, manifest: Manifest) -> OpensCopies | None:
     """Return the reflink copies of a snapshot; None if it has made none."""
     if all(root.capture in {IN_PLACE, MEMORY} for root in manifest.roots):
         return None

@@ -15,11 +15,14 @@ import os
 from collections.abc import Callable, Mapping
 
 from ciuic.errors import CiuicError, CorruptionError
+from ciuic.model import PathWarning
 from ciuic.progress import Progress
+from ciuic.restore.being_written import refuse_being_written
 from ciuic.restore.holds import alone_in
 from ciuic.restore.passes import Run, open_directory, target_errors
 from ciuic.restore.report import RestoreReport
 from ciuic.restore.selection import Selection, Verdict
+from ciuic.restore.space import space_warnings
 from ciuic.restore.targets import (
     RestoreRequest,
     Target,
@@ -49,18 +52,29 @@ def restore(
     clock: Clock,
     cancelled: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
+    warn: Callable[[PathWarning], None] | None = None,
 ) -> RestoreReport:
     """Restore paths of a snapshot.
 
     An error that ends a restore midway has the report so far in ``done``.
 
+    Args:
+        store: The store.
+        manifest: The snapshot.
+        request: What to restore, and where.
+        clock: Measures how long it takes.
+        cancelled: Turns true when the user interrupts.
+        progress: The display; None for no display.
+        warn: Receives what the user should know before files are written; None: the notes of the
+            report have it.
+
     Raises:
         UsageError: The request contradicts itself.
         PathNotFoundError: The snapshot does not have a path, or the patterns leave out all paths;
             nothing was changed.
-        TargetError: A target exists and may not be overwritten, or another restore is at work in
-            it, and nothing was changed; or the target's file system failed, and what was restored
-            by then stays.
+        TargetError: A target exists and may not be overwritten, a program is writing in it, or
+            another restore is at work in it, and nothing was changed; or the target's file system
+            failed, and what was restored by then stays.
         CorruptionError: A directory above a path is damaged, and with ``fallback`` no older
             snapshot has the path; nothing was changed.
         StoreError: The store cannot be used; what was restored by then stays.
@@ -83,6 +97,10 @@ def restore(
     refuse_existing(targets, overwrite=request.overwrite)
     report = RestoreReport(dry_run=request.dry_run)
     run = Run(store, manifest, request, selection, report, cancelled, progress)
+    if request.refuses_being_written:
+        refuse_being_written(run, targets, _left_out(manifest))
+    for warning in space_warnings(run, targets):
+        (warn or report.notes.append)(warning)
     try:
         with alone_in(run, _whole_directories(run, targets)):
             being_written = _place_all(run, targets, lost)

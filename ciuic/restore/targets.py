@@ -40,6 +40,7 @@ class RestoreRequest(NamedTuple):
         fallback: Take paths that are damaged or were being written from the newest older snapshot
             that has them intact.
         hot: Share the blocks of reflink copies where they exist.
+        refuses_being_written: Refuse to replace or delete a file that a program is writing.
         is_noted: The next snapshot of the targets says where they come from.
     """
 
@@ -53,6 +54,7 @@ class RestoreRequest(NamedTuple):
     dry_run: bool = False
     fallback: bool = False
     hot: bool = True
+    refuses_being_written: bool = False
     is_noted: bool = False
 
 

@@ -202,7 +202,9 @@ class _Run:
     ) -> None:
         self._began_s = clock.monotonic_s()
         self._store, self._request, self._clock = store, request, clock
-        self._plan: SnapshotPlan = plan_snapshot(store, _asked(request), clock)
+        self._plan: SnapshotPlan = plan_snapshot(
+            store, _asked(request), clock, moment_ns=request.taken_ns
+        )
         self._taken_ns = request.taken_ns or self._plan.taken_ns
         self._id = store.new_snapshot_id()
         self._writer: StoreWriter = new_writer(
@@ -250,7 +252,8 @@ class _Run:
 
     def make_durable(self, root: Root) -> Manifest:
         """Make everything that the manifest names durable; returns the manifest to commit."""
-        self._totals = self._writer.finish(index_waits=True)
+        # A server may create the manifest late, and others that add would wait for the index.
+        self._totals = self._writer.finish(index_waits=self._store.bucket is None)
         parent = self._plan.parent.id if self._plan.parent is not None else None
         replaced, loaded = self._request.replaces, self._request.follows
         follows = (Follow(STATE_ROOT, loaded),) if loaded not in {None, parent} else ()

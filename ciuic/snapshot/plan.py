@@ -96,8 +96,16 @@ class SnapshotPlan(NamedTuple):
     old: dict[bytes, OldTree]
 
 
-def plan_snapshot(store: Store, request: TakeRequest, clock: Clock) -> SnapshotPlan:
+def plan_snapshot(
+    store: Store, request: TakeRequest, clock: Clock, *, moment_ns: int = 0
+) -> SnapshotPlan:
     """Plan a snapshot from the request and the store, without reading the source.
+
+    Args:
+        store: The store.
+        request: What the snapshot is of.
+        clock: Tells the time.
+        moment_ns: The time that the snapshot will have, if it is not the present.
 
     Raises:
         UsageError: There is no root, a root is not absolute, or a pattern is invalid.
@@ -113,7 +121,7 @@ def plan_snapshot(store: Store, request: TakeRequest, clock: Clock) -> SnapshotP
     series = [snapshot for snapshot in own if snapshot.schedule == request.schedule]
     is_full = request.base or _full_is_due(series, roots, request.base_interval_s, taken_ns)
     old = _old_trees(store, series, roots, taken_ns)
-    parent = _parent(own, series, roots, taken_ns)
+    parent = _parent(own, series, roots, moment_ns or taken_ns)
     return SnapshotPlan(roots, exclusions, taken_ns, snapshots, owner, parent, is_full, old)
 
 

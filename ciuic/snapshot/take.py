@@ -178,7 +178,8 @@ class _Run:
 
     def make_durable(self, gathered: _Gathered) -> Manifest:
         """Make everything that the manifest names durable; returns the manifest to commit."""
-        totals = self._writer.finish(index_waits=True)
+        # A server may create the manifest late, and others that add would wait for the index.
+        totals = self._writer.finish(index_waits=self._store.bucket is None)
         self._freezer.record()
         self._end_phase("durable")
         parent = self._plan.parent

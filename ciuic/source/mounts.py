@@ -17,6 +17,7 @@ __all__ = [
 
 FSTAB: Final = "/etc/fstab"
 
+_CIUIC: Final = b"fuse.ciuic"
 _PSEUDO_TYPES: Final = frozenset(
     b"autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs"
     b" fuse.ciuic fusectl hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs"
@@ -91,12 +92,24 @@ class PseudoMounts:
     """Mounted file systems that show the kernel's state instead of files: /proc, /sys."""
 
     def __init__(self, mount_info: bytes | None = None) -> None:
-        known = mounts(mount_info)
-        self._devices = frozenset([mount.device for mount in known if mount.kind in _PSEUDO_TYPES])
+        self._kinds = {
+            mount.device: mount.kind for mount in mounts(mount_info) if mount.kind in _PSEUDO_TYPES
+        }
 
     def holds(self, status: os.stat_result) -> bool:
         """Return whether a directory is on a pseudo file system."""
-        return status.st_dev in self._devices
+        return status.st_dev in self._kinds
+
+    def why_left_out(self, status: os.stat_result) -> str:
+        """Say why snapshots leave out a directory; empty if it is on no pseudo file system."""
+        kind = self._kinds.get(status.st_dev, b"")
+        if kind == _CIUIC:
+            return "is on a mount of ciuic: left out, because a store has its files"
+        return f"is on a pseudo file system: left out ({os.fsdecode(kind)})" if kind else ""
+
+    def is_ciuic(self, status: os.stat_result) -> bool:
+        """Return whether a directory is on a mount of ciuic."""
+        return self._kinds.get(status.st_dev) == _CIUIC
 
 
 def _is_within(path: bytes, outer: bytes) -> bool:

@@ -6,6 +6,7 @@ library mapped that trains models. Workers that load data are among them: they i
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -16,6 +17,8 @@ JOB_VARIABLE: Final = "CIUIC_JOB"
 _LIBRARIES: Final = (b"libtorch", b"libtensorflow", b"libjax", b"jaxlib", b"libcuda.so")
 """A program that has one of these mapped trains a model, or uses one."""
 _PATH_FIELD: Final = 5
+_WRITES: Final = re.compile(rb".w.s")
+"""Permissions of a mapping: it is writable, and shared with the file."""
 
 
 def training_processes() -> list[int]:
@@ -38,8 +41,12 @@ def has_library(maps: Iterable[bytes]) -> bool:
     return any(name in text for text in maps for name in _LIBRARIES)
 
 
-def mapped_files(pid: int) -> set[bytes]:
+def mapped_files(pid: int, *, to_write: bool = False) -> set[bytes]:
     """Return the paths of the files that a process has mapped.
+
+    Args:
+        pid: The process.
+        to_write: Only the mappings through which it can write to the file.
 
     Raises:
         OSError: The process has ended, or belongs to another user.
@@ -47,7 +54,11 @@ def mapped_files(pid: int) -> set[bytes]:
     # Not psutil's memory_maps: it reads smaps, for which the kernel walks all pages.
     with open(f"/proc/{pid}/maps", "rb") as file:
         fields = [line.split(None, _PATH_FIELD) for line in file]
-    paths = {line[_PATH_FIELD].rstrip(b"\n") for line in fields if len(line) > _PATH_FIELD}
+    paths = {
+        line[_PATH_FIELD].rstrip(b"\n")
+        for line in fields
+        if len(line) > _PATH_FIELD and (not to_write or _WRITES.fullmatch(line[1]))
+    }
     return {path for path in paths if path.startswith(b"/")}
 
 

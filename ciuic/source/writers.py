@@ -8,12 +8,27 @@ import contextlib
 import os
 import stat
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import psutil
 
 from ciuic.source.trainings import has_library, mapped_files
 
-__all__ = ["find_checkpoints", "find_holders"]
+__all__ = ["Writing", "files_being_written", "find_checkpoints", "find_holders"]
+
+
+class Writing(NamedTuple):
+    """A regular file that a program can write to at this moment.
+
+    Attributes:
+        path: Its path for the program.
+        status: Its status.
+        holder: The process, as "python3 (pid 12)".
+    """
+
+    path: bytes
+    status: os.stat_result
+    holder: str
 
 
 def find_holders(inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -28,22 +43,31 @@ def find_holders(inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], s
     """
     wanted = set(inodes)
     found: dict[tuple[int, int], str] = {}
-    for process in psutil.process_iter():
-        if wanted <= found.keys():
+    for writing in files_being_written():
+        key = (writing.status.st_dev, writing.status.st_ino)
+        if key in wanted and found.setdefault(key, writing.holder) and wanted <= found.keys():
             break
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid == os.getpid():
-                continue
-            for key in _written_by(process):
-                if key in wanted and key not in found:
-                    # A process name may be any bytes, and the kernel may cut it within a character.
-                    name = os.fsencode(process.name()).decode("utf-8", "backslashreplace")
-                    found[key] = f"{name} (pid {process.pid})"
     return found
 
 
-def _written_by(process: psutil.Process) -> Iterator[tuple[int, int]]:
-    """Yield the regular files that a process can write to at this moment."""
+def files_being_written() -> Iterator[Writing]:
+    """Yield the regular files that other programs have open for writing or mapped for writing.
+
+    Only root sees processes of other users.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid == os.getpid():
+                continue
+            files = [*_opened_by(process), *_mapped_by(process)]
+            if files:
+                # A process name may be any bytes, and the kernel may cut it within a character.
+                name = os.fsencode(process.name()).decode("utf-8", "backslashreplace")
+                for path, status in files:
+                    yield Writing(path, status, f"{name} (pid {process.pid})")
+
+
+def _opened_by(process: psutil.Process) -> Iterator[tuple[bytes, os.stat_result]]:
     for opened in process.open_files():
         # "r" and "rb" cannot write; "a", "w" and the "+" modes can.
         if opened.mode.strip("rb") == "":
@@ -51,12 +75,13 @@ def _written_by(process: psutil.Process) -> Iterator[tuple[int, int]]:
         with contextlib.suppress(OSError):
             status = os.stat(f"/proc/{process.pid}/fd/{opened.fd}")
             if stat.S_ISREG(status.st_mode):
-                yield status.st_dev, status.st_ino
-    for mapped in process.memory_maps(grouped=False):
-        if "w" in mapped.perms and "s" in mapped.perms and mapped.path.startswith("/"):
-            with contextlib.suppress(OSError):
-                status = os.stat(mapped.path)
-                yield status.st_dev, status.st_ino
+                yield os.fsencode(opened.path), status
+
+
+def _mapped_by(process: psutil.Process) -> Iterator[tuple[bytes, os.stat_result]]:
+    for path in mapped_files(process.pid, to_write=True):
+        with contextlib.suppress(OSError):
+            yield path, os.stat(path)
 
 
 def find_checkpoints(suffixes: tuple[bytes, ...]) -> dict[bytes, str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from ciuic.errors import MissingError, UnknownFormatError
-from ciuic.store.directory.cache import StaleHeaderError, cache_directory
+from ciuic.store.directory.cache import StaleHeaderError, cache_directory, explained_faults
 from ciuic.store.directory.create import create_store
 from ciuic.store.place.keys import is_url
 from ciuic.store.place.location import PlaceOptions, bucket_url, split_address
@@ -98,7 +98,7 @@ def open_at_address(
             )
         )
 
-    with contextlib.ExitStack() as stack:
+    with explained_faults(environment), contextlib.ExitStack() as stack:
         try:
             store = opened(trusts_kept=write)
         except (StaleHeaderError, UnknownFormatError):
@@ -191,7 +191,8 @@ def local_directory(
     from ciuic.store.place.address import open_place
     from ciuic.store.place.bucket import open_bucket
 
-    bucket = open_bucket(open_place(address, environment, options), environment, write=True)
+    with explained_faults(environment):
+        bucket = open_bucket(open_place(address, environment, options), environment, write=True)
     return bucket.path, bucket.header.store_id
 
 

@@ -1,15 +1,18 @@
 """Which machine this is: its name, and a hash of its machine ID."""
 
 import os
+from collections import Counter
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ciuic.system.hashing import derived_hash
 
-__all__ = ["Machine", "this_machine"]
+__all__ = ["Machine", "names_of", "this_machine"]
 
 _MACHINE_ID: Final = "/etc/machine-id"
 _CONTEXT: Final = "ciuic store format 1 machine"
 _DIGITS: Final = 16
+_SHOWN_DIGITS: Final = 4
 _ID_BYTES_MAX: Final = 1024
 
 
@@ -31,6 +34,22 @@ class Machine(NamedTuple):
         IDs must be equal if both are known, because two machines may have one name.
         """
         return self.name == other.name and (not self.id or not other.id or self.id == other.id)
+
+    @property
+    def long_name(self) -> str:
+        """The name, with digits that tell machines of one name apart."""
+        return f"{self.name}:{self.id[:_SHOWN_DIGITS]}" if self.id else self.name
+
+    def is_called(self, text: str) -> bool:
+        """Return whether a user means this machine, by its name or as a table shows it."""
+        return text in {self.name, self.long_name}
+
+
+def names_of(machines: Iterable[Machine]) -> dict[Machine, str]:
+    """Map machines to what tells them apart: the name or, if several have it, the long name."""
+    found = set(machines)
+    counts = Counter(machine.name for machine in found)
+    return {one: one.name if counts[one.name] == 1 else one.long_name for one in found}
 
 
 def this_machine() -> Machine:

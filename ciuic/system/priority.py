@@ -100,12 +100,20 @@ def stop_idling() -> None:
     """Give all threads of this process the priority back that they had before ``idle_thread``."""
     seen: set[str] = set()
     # An idle thread may start another one in the meantime.
-    while threads := set(os.listdir("/proc/self/task")) - seen:
+    while threads := _thread_names() - seen:
         seen |= threads
         for name in threads:
             with contextlib.suppress(OSError):  # it has ended
                 if os.sched_getscheduler(int(name)) == os.SCHED_IDLE:
                     os.sched_setscheduler(int(name), os.SCHED_OTHER, _NO_PARAMETER)
+
+
+def _thread_names() -> set[str]:
+    """Return the numbers of this process's threads; without a descriptor, those Python knows."""
+    try:
+        return set(os.listdir("/proc/self/task"))
+    except OSError:
+        return {str(thread.native_id) for thread in threading.enumerate() if thread.native_id}
 
 
 def set_session_nice(pid: int, nice: int, *, path: str = _AUTOGROUP) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from ciuic.catalog import known_lost
 from ciuic.ids import SnapshotId
 from ciuic.model import SUSPECT_TAG, SnapshotSummary
 from ciuic.store.store import Store
@@ -10,7 +11,7 @@ from ciuic.timeline.curve import Curve, Point
 from ciuic.timeline.logs import Log, fields_of, main_field
 from ciuic.timeline.placing import BY_STATE, Offsets, Place, read_logs
 from ciuic.timeline.states import metrics_of, step_of
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 
 __all__ = [
     "DAMAGED",

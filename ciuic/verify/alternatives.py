@@ -7,7 +7,7 @@ that a scrub or this verification has found to be lost count as lost. File conte
 import contextlib
 from typing import Final
 
-from ciuic.catalog import list_snapshots
+from ciuic.catalog import known_lost, list_snapshots
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UnknownFormatError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import BEING_WRITTEN, UNREADABLE, SnapshotSummary
@@ -15,7 +15,7 @@ from ciuic.store.records.kinds import KINDS
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 from ciuic.verify.report import VerifyReport, VerifySnapshot
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 from ciuic.view.located import Located
 from ciuic.view.locator import Locator
 

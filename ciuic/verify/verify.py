@@ -137,7 +137,7 @@ def _verify(
 def _look_up_chunks(store: Store, chosen: list[SnapshotSummary]) -> _Findings:
     """Verify without reading file content."""
     # Imported here: a verification with checksums finds out itself which chunks are lost.
-    from ciuic.view.damage import known_lost
+    from ciuic.catalog import known_lost
 
     bad = known_lost(store)  # chunks that a scrub has found to be lost
     survey = SnapshotSurvey(store, bad)

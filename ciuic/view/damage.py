@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
+from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.model import NO_CONTENT, Entry
 from ciuic.store.index.places import ChunkPlace
@@ -21,7 +21,7 @@ from ciuic.view.damage_walk import DamageWalk, Directory, Visit
 from ciuic.view.located import inner_path
 from ciuic.view.recipe_walk import Recipes
 
-__all__ = ["DamageSurvey", "DamagedPath", "known_lost"]
+__all__ = ["DamageSurvey", "DamagedPath"]
 
 _BATCH: Final = 4096
 """Files that are looked up together."""
@@ -51,15 +51,6 @@ class _Problem(NamedTuple):
     name: bytes
     what: str
     chunks: Mapping[ChunkId, ChunkId]
-
-
-def known_lost(store: Store) -> set[ChunkId]:
-    """Return chunks that the chunk index remembers as lost; empty without a chunk index."""
-    with contextlib.suppress(StoreError):
-        index = store.existing_index
-        if index is not None:
-            return index.lost_chunks()
-    return set()
 
 
 class DamageSurvey:

@@ -65,6 +65,7 @@ class Api:
 
     def routes(self) -> list[Route]:
         """Return the routes of all requests."""
+        timelines, runs = self._timelines.turns, self._runs_reading.turns
         return [
             Route("/v1/openapi.json", answering(lambda _: document(openapi()))),
             Route("/v1/overview", answering(self._overview)),
@@ -74,10 +75,10 @@ class Api:
             Route("/v1/snapshots/{id}/tree", answering(self._tree)),
             Route("/v1/snapshots/{id}/content", answering(self._content)),
             Route("/v1/diff", answering(self._diff)),
-            Route("/v1/timeline", answering(self._timeline)),
-            Route("/v1/compare", answering(self._compare)),
+            Route("/v1/timeline", timelines.taking(answering(self._timeline))),
+            Route("/v1/compare", timelines.taking(answering(self._compare))),
             Route("/v1/runs", answering(self._runs)),
-            Route("/v1/runs/compare", answering(self._compare_runs)),
+            Route("/v1/runs/compare", runs.taking(answering(self._compare_runs))),
             # One route for each path: the answer to another method names all that the path has.
             Route("/v1/jobs", self._jobs_or_start, methods=["GET", "POST"]),
             Route("/v1/jobs/{id}", answering(self._job_or_cancel), methods=["GET", "DELETE"]),

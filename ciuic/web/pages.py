@@ -92,14 +92,15 @@ class Pages:
 
     def routes(self) -> list[Route]:
         """Return the routes of all pages."""
+        timelines, runs = self._timelines.turns, self._runs_reading.turns
         return [
             Route("/", self._answering(self._overview)),
             Route("/snapshots", self._answering(self._snapshots)),
             Route("/snapshots/{id}", self._answering(self._snapshot)),
             Route("/snapshots/{id}/restore", self._answering(self._restore)),
-            Route("/timeline", self._answering(self._timeline)),
-            Route("/compare", self._answering(self._compare)),
-            Route("/runs", self._answering(self._runs)),
+            Route("/timeline", timelines.taking(self._answering(self._timeline))),
+            Route("/compare", timelines.taking(self._answering(self._compare))),
+            Route("/runs", runs.taking(self._answering(self._runs))),
             Route("/store", self._answering(self._store)),
             Route("/diff", self._answering(self._diff)),
             Route("/jobs", self._answering(self._all_jobs)),

@@ -20,6 +20,7 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
     ".LICENSE": "text/plain",
 }
+_DIRECTORY: Final = Path(__file__).with_name("static")
 _FOR_EVER: Final = "private, max-age=31536000, immutable"
 _DIGITS: Final = 16
 
@@ -32,11 +33,16 @@ class _File:
 
 
 class Statics:
-    """Holds the files in memory: together they have 80 KB."""
+    """Holds the files in memory: together they have 80 KB.
 
-    def __init__(self) -> None:
-        found = Path(__file__).with_name("static").iterdir()
-        self._files = {path.name: _File(path) for path in found}
+    Args:
+        directory: The files; those with another ending than the page needs are left alone.
+    """
+
+    def __init__(self, directory: Path = _DIRECTORY) -> None:
+        found = directory.iterdir()
+        # An editor or a file manager may leave other files there.
+        self._files = {path.name: _File(path) for path in found if path.suffix in _TYPES}
 
     def address(self, name: str) -> str:
         """Return the address of a file with this content."""

@@ -10,12 +10,15 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from ciuic.config.load import config_options
 from ciuic.config.settings import Settings
 from ciuic.errors import ConfigError, StoreError
 from ciuic.guard.alerts.channels import Channel
 from ciuic.guard.alerts.send import NotSent
+from ciuic.hints import aimed
 from ciuic.system import durable
 from ciuic.system.clock import Clock
 from ciuicd.alerting.faults import Fault, find_faults
@@ -55,7 +58,11 @@ def notify(settings: Settings, environ: Mapping[str, str], clock: Clock) -> bool
             f"${_VARIABLE} is not set",
             hint="Start the unit ciuic-alerts, or set it to a directory that is kept.",
         )
-    faults: dict[str, Fault] = {fault.key: fault for fault in find_faults(settings, clock)}
+    typed = config_options(settings.path)
+    faults: dict[str, Fault] = {
+        fault.key: replace(fault, text=aimed(fault.text, typed))
+        for fault in find_faults(settings, clock)
+    }
     for fault in faults.values():
         _log.warning("%s: %s", fault.severity, fault.text)
     path = os.path.join(directory, _FILE)

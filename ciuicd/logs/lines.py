@@ -8,10 +8,11 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ciuic.documents import Document
+from ciuic.hints import aimed
 from ciuic.system.clock import Clock, rfc3339
 
 __all__ = ["set_up_logging"]
@@ -20,13 +21,16 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _SYSLOG: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
 
 
-def set_up_logging(environ: Mapping[str, str], clock: Clock, *, as_json: bool) -> None:
+def set_up_logging(
+    environ: Mapping[str, str], clock: Clock, *, as_json: bool, typed: Sequence[str]
+) -> None:
     """Send all records to stderr.
 
     Args:
         environ: The environment: says whether stderr is the journal.
         clock: The time of a line of JSON.
         as_json: A JSON object per line, instead of text.
+        typed: The options that the commands in messages need.
     """
     # Standard error may be a pipe to a program that has ended; then there is no place to complain.
     logging.raiseExceptions = False
@@ -39,7 +43,20 @@ def set_up_logging(environ: Mapping[str, str], clock: Clock, *, as_json: bool) -
 
         handler = JournalHandler(otherwise=handler)
         handler.setFormatter(_Entry())
+    handler.addFilter(_Aiming(typed))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class _Aiming(logging.Filter):
+    """Gives the commands in messages the options with which they reach the daemon's store."""
+
+    def __init__(self, typed: Sequence[str]) -> None:
+        super().__init__()
+        self._typed = typed
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = aimed(record.getMessage(), self._typed), ()
+        return True
 
 
 class _OneLine(logging.Formatter):

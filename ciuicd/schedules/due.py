@@ -11,7 +11,7 @@ clock that was once wrong by a year would stop the snapshots for a year.
 
 from collections.abc import Iterable
 
-__all__ = ["covers", "is_due", "next_due_ns"]
+__all__ = ["is_due", "next_due_ns"]
 
 
 def is_due(now_ns: int, interval_ns: int, past_ns: Iterable[int]) -> bool:
@@ -31,16 +31,3 @@ def next_due_ns(now_ns: int, interval_ns: int, past_ns: Iterable[int]) -> int:
     if is_due(now_ns, interval_ns, past_ns):
         return now_ns
     return (now_ns // interval_ns + 1) * interval_ns
-
-
-def covers(roots: Iterable[bytes], wanted: Iterable[bytes]) -> bool:
-    """Return whether a snapshot of ``roots`` contains all of ``wanted``.
-
-    A snapshot that a user took of another directory must not make the daemon skip its own.
-
-    Args:
-        roots: Absolute and normalized.
-        wanted: The same.
-    """
-    taken = [root.rstrip(b"/") + b"/" for root in roots]
-    return all(any((path + b"/").startswith(root) for root in taken) for path in wanted)

@@ -111,7 +111,7 @@ def practice(
     scratch = environ.get("CACHE_DIRECTORY") or environ.get("TMPDIR") or _SCRATCH
     request = DrillRequest(scratch=os.path.abspath(scratch), seed=clock.now_ns())
     with open_configured(settings) as store:
-        newest = latest_snapshot(store)
+        newest = latest_snapshot(store, settings.scopes)
         if newest is None:
             return None
         manifest = store.manifest(newest.id)

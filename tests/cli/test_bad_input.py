@@ -260,7 +260,7 @@ def test_a_prefix_of_an_id_is_enough_and_an_ambiguous_one_is_not(taken):
     ids=lambda command: command[0],
 )
 def test_latest_in_an_empty_store_says_that_there_is_none(fresh, command):
-    refused(fresh.run_here(*command), 1, "no snapshot yet", "ciuic snapshot")
+    refused(fresh.run_here(*command), 1, "no snapshot yet", f"{fresh.config} snapshot")
 
 
 def test_a_path_that_is_not_in_the_snapshot_is_answered_with_near_ones(taken):

@@ -199,6 +199,33 @@ def test_the_age_of_what_there_is_against_what_is_wanted(tmp_path, hours, level,
     assert done.code == (1 if hours < 0 else 0)
 
 
+def test_a_snapshot_of_another_directory_tells_nothing_about_the_configured_one(tmp_path):
+    box = Box(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    (box.source / "file").write_text("content")
+    old = box.take(clock=ManualClock(time.time_ns() - 48 * HOUR_NS)).id
+    by_hand = box.ciuic("snapshot", other).out.strip()
+
+    done = box.ciuic("doctor", "--json")
+    assert done.code == 1
+    (late,) = findings(done, "problem", "snapshots")
+    assert "the newest is 2 d 00 h old" in late
+    assert f"snapshots: {old} has every path as it should be" in findings(done, "ok")
+    assert box.ciuic("verify").out == f"{old}: ok\n"
+    assert box.ciuic("verify", "--hot").out == f"{old}: no reflink copies\n"
+    assert box.ciuic("verify", "latest").out == f"{by_hand}: ok\n"
+    assert run_here("--store", box.store, "verify").out == f"{by_hand}: ok\n"
+    assert box.ciuic("drill", "--json").document["snapshot"] == old
+
+    assert box.ciuic("forget", "--last-whole", old).code == 0
+    done = box.ciuic("doctor", "--json")
+    assert "snapshots: there is no snapshot of the configured directories yet" in findings(
+        done, "warning"
+    )
+    assert box.ciuic("verify").out == f"{by_hand}: ok\n"
+
+
 def test_trouble_in_the_newest_snapshot_and_a_damaged_manifest_are_named(tmp_path):
     box = Box(tmp_path)
     first = box.take()

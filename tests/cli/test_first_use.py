@@ -1,6 +1,7 @@
 """The output of commands for a first-time user and for a monitoring job."""
 
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -120,7 +121,7 @@ def test_damage_that_parity_covers_is_no_reason_to_fall_back(tmp_path: Path) -> 
     assert "cannot be read" not in done.out, "it can"
     assert "nothing is lost" in done.err
     assert "--fallback" not in done.err
-    assert "ciuic repair --apply" in done.err
+    assert f"ciuic --config {box.config} repair --apply" in done.err
 
 
 def test_doctor_names_the_size_of_what_repairs_set_aside(tmp_path: Path) -> None:
@@ -198,3 +199,37 @@ def test_a_list_that_is_cut_says_how_many_are_missing_and_where_they_are(
     lists.print_rest(total, named, "pack")
 
     assert capsys.readouterr().out == said
+
+
+def test_a_missing_package_is_installed_for_the_python_that_runs_ciuic(
+    taken: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "ciuic.web.server", raising=False)
+
+    done = taken.run_here("web")
+
+    assert done.code == 1
+    assert f"Install it: {sys.executable} -m pip install 'ciuic[web]'" in done.err
+
+
+def test_every_command_in_a_message_can_be_pasted(taken: Place) -> None:
+    newest = taken.ids()[0]
+    for name in ("packs", "parity"):
+        for path in (taken.store / name).iterdir():
+            if not path.name.startswith("cs-"):
+                path.write_bytes(os.urandom(path.stat().st_size))
+    ways = {
+        "--config": taken.config,
+        "--store": taken.store,
+    }
+    for option, place in ways.items():
+        asked = ["list", "status", "stats", "scrub", "doctor", "verify", "verify --checksum"]
+        asked += ["repair", "prune", "forget nothing", f"ls {newest}", "drill", "diff latest x"]
+        said = []
+        for line in asked:
+            done = run_here(option, place, *line.split())
+            said.append(done.out + done.err)
+        named = [part for text in said for part in text.split("'ciuic ")[1:]]
+        assert len(named) > 20
+        assert [part for part in named if not part.startswith(f"{option} {place} ")] == []

@@ -55,7 +55,8 @@ def test_forget_by_the_policy_of_the_configuration(taken: Place) -> None:
     done = taken.run_here("forget")
     assert done.code == 0, done.said()
     assert done.err == (
-        "forgot 1 snapshot, kept 2; 'ciuic forget --undo ID' brings one back for 3 h 00 m\n"
+        f"forgot 1 snapshot, kept 2; 'ciuic --config {taken.config} forget --undo ID' brings one"
+        " back for 3 h 00 m\n"
     )
     assert taken.ids() == known[:2]
     document = foreseen.document
@@ -109,7 +110,7 @@ def test_snapshots_from_the_future_and_the_last_ones_of_their_directories(tmp_pa
     done = box.ciuic("forget", alone)
     assert (done.code, "\x1b" in done.err) == (2, False)
     assert f"{alone} is the only snapshot of {tmp_path}" in done.err
-    assert "ciuic forget --last-whole" in done.err
+    assert f"ciuic --config {box.config} forget --last-whole" in done.err
     assert box.ciuic("forget", "--last-whole", alone, ahead).code == 0
     assert [one.id for one in box.snapshots()] == [newest]
 
@@ -161,7 +162,9 @@ def test_a_prune_leaves_snapshots_in_the_trash_that_the_same_command_forgot(take
     assert foreseen["prune"]["in_trash"] == 1
     done = taken.run_here("forget", known[2], "--prune")
     assert (done.code, taken.ids()) == (0, known[:2]), done.said()
-    assert "'ciuic forget --undo ID' brings one back for 1 d 00 h" in done.err
+    assert (
+        f"'ciuic --config {taken.config} forget --undo ID' brings one back for 1 d 00 h" in done.err
+    )
     assert "1 forgotten snapshot in the trash" in done.err
     assert taken.run_here("forget", "--undo", known[2]).code == 0
     assert taken.run_here("verify", "--all", "--checksum").code == 0
@@ -196,7 +199,7 @@ def test_forgotten_snapshots_are_reported_even_if_the_prune_after_it_fails(
     first, second, *_ = said
     assert first.startswith("forgot 1 snapshot, kept ")
     assert second.startswith("ciuic: forgot 1 snapshot, but the prune failed: ")
-    assert "'ciuic prune'" in done.err
+    assert f"'ciuic --config {taken.config} prune'" in done.err
     assert taken.ids() == [known[0], known[1]][: 1 if how == "unreadable" else 2]
 
 
@@ -236,9 +239,8 @@ def test_a_forgotten_snapshot_is_distinguished_from_an_unknown_one(taken: Place)
     name = taken.ids()[2]
     assert taken.run_here("forget", name).code == 0
     for arguments in (["show", name], ["ls", name], ["restore", "-s", name, "-p", "/x"]):
-        refused(
-            taken.run_here(*arguments), 1, f"{name} was forgotten", f"ciuic forget --undo {name}"
-        )
+        done = taken.run_here(*arguments)
+        refused(done, 1, f"{name} was forgotten", f"{taken.config} forget --undo {name}'")
     refused(taken.run_here("show", "cs-ffffffffff"), 1, "there is no snapshot cs-ffffffffff")
 
 
@@ -246,7 +248,7 @@ CASES = {
     "the newest": (["{0}"], 2, "is the newest snapshot"),
     "latest": (["latest"], 2, "is the newest snapshot"),
     "all": (["{0}", "{1}", "{2}"], 2, "would forget every snapshot"),
-    "a pinned one": (["{1}"], 2, "is pinned", "ciuic pin --remove"),
+    "a pinned one": (["{1}"], 2, "is pinned", "pin --remove"),
     "no such": (["cs-ffffffffff"], 1, "there is no snapshot cs-ffffffffff"),
     "one of two is none": (["{2}", "cs-ffffffffff"], 1, "there is no snapshot cs-ffffffffff"),
     "no id": (["first"], 2, "'first' is not a snapshot's ID"),
@@ -352,9 +354,9 @@ def test_a_damaged_entry_is_named_and_the_rest_is_shown(taken: Place) -> None:
     assert done.code == 4
     assert [row[0] for row in table(done.out)] == [known[2]]
     assert f"{known[1]} cannot be read" in done.err
-    assert "ciuic repair" in done.err
+    assert f"ciuic --config {taken.config} repair" in done.err
     assert taken.run_here("list", "--trash", "--json").code == 4
-    refused(taken.run_here("forget", "--undo", known[1]), 4, known[1], "ciuic forget")
+    refused(taken.run_here("forget", "--undo", known[1]), 4, known[1], f"{taken.config} forget")
     assert taken.run_here("forget", "--undo", known[2]).code == 0
     (taken.directory / "aside").rename(copy)
     assert [row[0] for row in table(taken.run_here("list", "--trash").out)] == [known[1]]

@@ -108,7 +108,13 @@ CHANGE: Shape = {
     "difference_bytes": (int, NoneType),
     "new_bytes": (int, NoneType),
 }
-STATUS: Shape = {"store": str, "daemon": (dict, NoneType), "newest": LISTED}
+STATUS: Shape = {
+    "store": str,
+    "daemon": (dict, NoneType),
+    "newest": LISTED,
+    "newest_here": LISTED,
+    "absent_paths": [str],
+}
 DOCTOR: Shape = {
     "ok": bool,
     "counts": {"ok": int, "note": int, "warning": int, "problem": int},
@@ -295,6 +301,18 @@ def test_the_stats_and_status_documents_have_every_field(taken):
     assert stats["logical_bytes"] > stats["unique_bytes"] > 3_000_000
     check(status, STATUS)
     assert status["daemon"] is None
+    assert status["absent_paths"] == []
+
+
+def test_status_names_a_configured_directory_that_does_not_exist(fresh):
+    missing = fresh.source.with_name("misspelled")
+    fresh.configure(f"snapshot_paths = {fresh.source}, {missing}\nsnapshot_dir = {fresh.store}\n")
+
+    shown = fresh.run_here("status")
+
+    assert f"absent:  there is no directory {missing}, which is configured" in shown.out
+    assert shown.code == 0
+    assert fresh.run_here("status", "--json").document["absent_paths"] == [str(missing)]
 
 
 def test_ls_and_find_documents_have_every_field(taken):
@@ -308,6 +326,23 @@ def test_ls_and_find_documents_have_every_field(taken):
     assert types[str(taken.source / "checkpoints" / "step-2.pt")] == "file"
     links = [one for one in found if one["path"].endswith("last.pt") and one["type"] == "symlink"]
     assert [one["target"] for one in links] == ["checkpoints/step-1.pt"]
+
+
+def test_a_diff_of_snapshots_of_different_directories_says_so(fresh, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("elsewhere")
+    first = fresh.snapshot()
+    second = fresh.snapshot(other)
+    both = fresh.snapshot(other, fresh.source)
+
+    shown = fresh.run_here("diff", first, second)
+    assert f"ciuic: B is not a snapshot of {fresh.source}: what is there counts as removed\n" in (
+        shown.err
+    )
+    assert f"ciuic: A is not a snapshot of {other}: what is there counts as added\n" in shown.err
+    assert fresh.run_here("diff", first, both).err.count("is not a snapshot of") == 1
+    assert "is not a snapshot of" not in fresh.run_here("diff", both, both).err
 
 
 def test_the_diff_document_names_each_change_once(taken):

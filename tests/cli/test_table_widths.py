@@ -73,6 +73,7 @@ COMMANDS = [
     ["stats", "--by", "path"],
     ["status"],
     ["forget", "--dry-run", "--policy", "last:2"],
+    ["compare", "{2}", "{1}", "{0}"],
     ["doctor"],
 ]
 
@@ -118,6 +119,20 @@ def test_a_wide_terminal_shows_every_column_and_a_narrow_one_says_which_it_leave
     told = " ".join(narrow.lines).partition("too narrow for ")[2].partition(";")[0].split(", ")
     assert set(told) == set(missing) - {"TROUBLE", "FLUX"}, "empty columns need no word"
     assert {"ID", "TAKEN", "SIZE"} <= set(narrow.lines[0].split())
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_a_long_tag_leaves_the_values_of_the_other_snapshot_in_sight(wide, columns):
+    newest, middle, first = ids(wide)
+    asked = ["compare", "--quick", first, middle, newest]
+
+    done, whole = shown(wide, columns, *asked), wide.run(*asked)
+
+    for row in ("files", "changed files"):
+        (values,) = [line for line in whole.out.splitlines() if line.startswith(row)]
+        (narrow,) = [line for line in done.lines if line.startswith(row[:11])]
+        assert narrow.split()[-1] == values.split()[-2], narrow
+    assert f"too narrow for {newest[:9]}" in " ".join(done.lines)
 
 
 def test_trouble_is_shown_on_the_narrowest_terminal_that_has_room_for_it(tmp_path):

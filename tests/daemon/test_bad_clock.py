@@ -100,7 +100,7 @@ def test_a_clock_that_jumps_costs_no_snapshot_and_causes_no_flood(
     earlier = {one.id for one in machine.snapshots()}
     clock.shift(base_ns + 100 * 365 * 24 * HOUR_NS)
     look(machine)
-    daemon.wait_for_log("'ciuic forget --undo ID' can bring them back")
+    daemon.wait_for_log(f"'ciuic --config {machine.config} forget --undo ID' can bring them back")
     assert len(times_taken(machine)) == 1
     clock.shift(base_ns)
     look(machine)

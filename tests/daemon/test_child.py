@@ -236,7 +236,10 @@ def test_a_snapshot_whose_process_is_killed_is_one_line_and_the_next_is_taken(
     taking.suspend()
     taking.kill()
     daemon.wait_for_log("snapshot failed: the daemon's process that did the work was killed by")
-    assert "'ciuic list' shows whether the snapshot was committed" in daemon.log()
+    assert (
+        f"'ciuic --config {machine.config} list' shows whether the snapshot was committed"
+        in daemon.log()
+    )
     wait_until("it waits", lambda: not is_taking(machine))
     status = request_status(str(machine.store))
     assert status is not None

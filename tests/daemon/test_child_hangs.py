@@ -83,7 +83,10 @@ def test_a_child_that_hangs_is_killed_when_the_daemon_ends_and_that_is_one_line(
     lines = [line for line in daemon.log().splitlines() if "was killed" in line]
     assert len(lines) == 1
     assert "snapshot failed: the daemon's process that did the work was killed: it did" in lines[0]
-    assert "'ciuic list' shows whether the snapshot was committed" in lines[0]
+    assert (
+        f"'ciuic --config {machine.config} list' shows whether the snapshot was committed"
+        in lines[0]
+    )
     assert "Traceback" not in daemon.log()
 
 

@@ -57,6 +57,18 @@ def ciuicd(*arguments, environ=None):
     )
 
 
+def test_a_check_names_a_directory_that_does_not_exist_and_accepts_the_configuration(machine):
+    missing = machine.source.with_name("misspelled")
+    machine.config.write_text(
+        f"snapshot_paths = {machine.source}, {missing}\nsnapshot_dir = {machine.store}\n"
+    )
+
+    done = ciuicd("--config", machine.config, "--check")
+
+    assert done.returncode == 0
+    assert done.stderr == f"ciuicd: {machine.config}: there is no directory {missing}\n"
+
+
 def test_once_creates_the_store_and_takes_one_snapshot(machine):
     done = machine.once()
     assert done.returncode == 0, done.stderr
@@ -347,9 +359,14 @@ def test_pause_and_resume(machine):
     daemon = machine.start()
     daemon.wait_for_log("no warnings")
     asked = ("--config", machine.config)
-    assert "until 'ciuic resume'" in ciuic(*asked, "pause").out
-    assert "no scheduled snapshots until 'ciuic resume'" in ciuic(*asked, "status").out
-    assert "'ciuic resume' to end the pause" in ciuic(*asked, "doctor").out
+    assert f"until 'ciuic --config {machine.config} resume'" in ciuic(*asked, "pause").out
+    assert (
+        f"no scheduled snapshots until 'ciuic --config {machine.config} resume'"
+        in ciuic(*asked, "status").out
+    )
+    assert (
+        f"'ciuic --config {machine.config} resume' to end the pause" in ciuic(*asked, "doctor").out
+    )
     # A manual snapshot is still taken; after it, the main thread has seen the pause.
     request_snapshot(store_path(machine))
     count = len(machine.snapshots())

@@ -97,7 +97,8 @@ def test_a_copy_gets_every_snapshot_and_status_list_and_doctor_say_how_far_it_is
     assert copied.standing().tried_ns is None
     said = copied.run(code=1)
     assert "there is no store at" in said
-    assert f"'ciuic copy --to {copied.copy} --init' makes the first copy" in said
+    asked = f"ciuic --config {copied.machine.config} copy --to {copied.copy} --init"
+    assert f"'{asked}' makes the first copy" in said
     assert not copied.copy.exists(), "its disk may not be mounted"
     found = copied.standing()
     assert (found.missing, found.done_ns) == (1, None)

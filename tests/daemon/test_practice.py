@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ciuic.config.load import load_settings
 from ciuic.control import request_status
 from ciuic.drill.drill import last_drill
 from ciuic.snapshot.plan import TakeRequest
@@ -14,7 +15,8 @@ from ciuic.snapshot.take import take_snapshot
 from ciuic.store.directory.create import create_store
 from ciuic.store.index.places import DrillRecord
 from ciuic.store.store import open_store
-from ciuicd.upkeep.practice import is_drill_due
+from ciuic.system.clock import SystemClock
+from ciuicd.upkeep.practice import is_drill_due, practice
 from tests.kit.clock import ManualClock
 from tests.kit.daemon import Machine, wait_until
 from tests.kit.damage import flip_content
@@ -69,6 +71,24 @@ def test_a_week_after_the_first_snapshot_the_daemon_runs_a_drill_and_records_it(
     assert list(scratch.iterdir()) == []
     assert daemon.stop() == 0
     assert "Traceback" not in daemon.log()
+
+
+def test_a_drill_is_of_the_configured_directories(machine: Machine, scratch: Path) -> None:
+    machine.configure()
+    old = take(machine, days_ago=1)
+    with open_store(str(machine.store), write=True) as store:
+        request = TakeRequest(roots=(os.fsencode(scratch),), schedule="")
+        take_snapshot(store, request, clock=SystemClock())
+
+    report = practice(
+        load_settings(str(machine.config)),
+        clock=SystemClock(),
+        environ={"CACHE_DIRECTORY": str(scratch)},
+        cancelled=lambda: False,
+    )
+
+    assert report is not None
+    assert report.snapshot_id == old
 
 
 def test_a_drill_that_finds_damage_logs_an_error_and_records_it(

@@ -157,6 +157,12 @@ def boot(tmp_path) -> Iterator:
 CONF = "/etc/ciuic.conf"
 CONFIG = "snapshot_paths = /srv/training\nsnapshot_interval = 365d\n"
 ELSEWHERE = CONFIG + "snapshot_dir = /data/deep/store\n"
+IN_BUCKET = CONFIG + (
+    "snapshot_dir = s3://bucket/run7\nstore_endpoint = http://127.0.0.1:9\n"
+    "store_allow_http = yes\nstore_credentials = /etc/ciuic.key\n"
+)
+"""The server is not there."""
+KEY = "[default]\naws_access_key_id = a\naws_secret_access_key = b\n"
 
 
 @pytest.mark.parametrize("source", UNITS[:4], ids=lambda unit: unit.stem)
@@ -186,6 +192,29 @@ def test_the_drop_in_for_a_bucket_fits_the_unit(tmp_path, source):
     added.write_text(added.read_text().replace("IPAddressDeny=", "IPAddressDeny=nowhere"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "nowhere" in done.stderr
+
+
+def test_without_the_drop_in_a_bucket_is_one_sentence_that_names_it(boot):
+    systemd = boot(IN_BUCKET)
+    systemd.output("sh", "-c", f"umask 077; printf '%s' '{KEY}' > /etc/ciuic.key")
+
+    assert systemd.run("systemctl", "start", "ciuicd").returncode != 0
+
+    assert systemd.show("Result") == "exit-code"
+    assert systemd.show("ExecMainStatus") == "2"  # systemd does not try again
+    assert systemd.journal().count("this process may not use the network") == 1
+    drop_in = "/etc/systemd/system/ciuicd.service.d/bucket.conf"
+    assert drop_in in systemd.journal()
+
+    systemd.output("install", "-D", "-m", "644", str(BUCKET), drop_in)
+    systemd.output("systemctl", "daemon-reload")
+    systemd.output("rm", "-rf", "/var/cache/ciuic")
+    assert systemd.run("systemctl", "start", "ciuicd").returncode != 0
+
+    # It gives up before systemd does, and says why.
+    assert systemd.show("Result") == "exit-code"
+    systemd.wait_for_journal("cannot read s3://bucket/run7/ciuic-store.json: the server ")
+    assert systemd.run("test", "-d", "/var/cache/ciuic").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -358,6 +387,8 @@ def test_metrics_and_alerts_come_from_units_of_their_own(boot):
     heard = "/var/lib/ciuic-alerts/heard"
     systemd.output("systemctl", "start", "ciuic-alerts")
     assert systemd.run("test", "-e", heard).returncode == 1
+    # It may write to what this machine keeps of a bucket.
+    assert systemd.output("stat", "-c", "%a", "/var/cache/ciuic").strip() == "700"
     systemd.output("mv", "/.ciuic_snapshots", "/gone")
     systemd.output("systemctl", "start", "ciuic-alerts")
     assert '"event": "began", "severity": "critical"' in systemd.output("cat", heard)

@@ -82,7 +82,7 @@ def test_the_daemon_forgets_by_the_policy_after_each_snapshot_and_says_so(machin
     assert [one.id for one in machine.snapshots()] == [newest["id"], old[2]]
     line = next(one for one in daemon.log().splitlines() if "forgot 2" in one)
     assert old[0] in line
-    assert "ciuic forget --undo" in line
+    assert f"ciuic --config {machine.config} forget --undo" in line
     assert sorted(upkeep(machine)["forget"]["forgotten"]) == sorted(old[:2])
     stopped_in_peace(daemon)
 
@@ -328,7 +328,7 @@ def test_damage_is_logged_once_with_the_affected_files(machine: Machine) -> None
     daemon.wait_for_log("no warnings", count=daemon.log().count("no warnings") + 3)
     for text in ("damage: pack ", f"1 file affected, first {machine.source / 'a'} in {name}"):
         [line] = [line for line in daemon.log().splitlines() if text in line]
-        assert "ciuic repair" in line
+        assert f"ciuic --config {machine.config} repair" in line
     assert known(machine).damaged
     stopped_in_peace(daemon)
     with open_store(str(machine.store), write=True) as store:
@@ -451,7 +451,9 @@ def test_the_affected_files_are_logged_by_the_next_daemon_if_this_one_ends_befor
     cost = "1 chunk lost, found by an earlier scrub: 1 file affected, first "
     for _ in range(2):  # the daemon cannot know whether a user has read the log
         daemon = machine.start()
-        daemon.wait_for_log(f"{cost}{machine.source / 'a'} in {name}. 'ciuic repair'")
+        daemon.wait_for_log(
+            f"{cost}{machine.source / 'a'} in {name}. 'ciuic --config {machine.config} repair'"
+        )
         daemon.wait_for_log("no warnings", count=daemon.log().count("no warnings") + 3)
         assert daemon.log().count(cost) == 1
         stopped_in_peace(daemon)

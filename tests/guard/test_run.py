@@ -202,7 +202,11 @@ def test_processes_that_outlive_the_command_are_named_and_left_alone(tmp_path: P
     ("arguments", "said"),
     [
         ([], "Missing argument"),
-        (["--cpu-weight", "0", "--", "true"], "0 is not in the range"),
+        (["--cpu-weight", "0", "--", "true"], "'0' is not a whole number from 1 to 10,000"),
+        (["--cpu-weight", "2.5", "--", "true"], "'2.5' is not a whole number from 1 to 10,000"),
+        (["--cpus", "0", "--", "true"], "'0' is not a number from 0.01 to 100,000"),
+        (["--cpus", "many", "--", "true"], "'many' is not a number from 0.01 to 100,000"),
+        (["--cpus", "nan", "--", "true"], "'nan' is not a number from 0.01 to 100,000"),
         (["--memory-max", "much", "--", "true"], "'much' is not a size"),
         (["--memory-max", "1k", "--", "true"], "less than 1 MiB"),
         (["--nonsense", "--", "true"], "No such option"),

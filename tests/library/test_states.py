@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ciuic.errors import CorruptionError, UnknownFormatError
 from ciuic.training.manager import SnapshotManager
+from ciuic.training.values import structure
 from ciuic.training.values.arrays import describe
 from ciuic.training.values.structure import StructureWriter, read_structure
 from tests.kit.program import ciuic
@@ -158,6 +159,20 @@ def test_a_value_that_contains_itself_is_refused(manager):
         deep = [deep]
     with pytest.raises(TypeError, match="nested too deep"):
         manager.save_snapshot({}, extra=deep)
+
+
+def test_a_value_that_would_be_stored_without_end_is_refused(manager, monkeypatch):
+    monkeypatch.setattr(structure, "_SHARED_MAX", 1000)
+    doubled: list[object] = [1]
+    for _ in range(40):
+        doubled = [doubled, doubled]
+    with pytest.raises(TypeError, match=r"extra\['x'\] cannot be stored: .* again and again"):
+        manager.save_snapshot({}, extra={"x": doubled})
+
+    # However often one value is named, each name takes memory of the program as well.
+    pair = (0, 0)
+    manager.save_snapshot({}, extra=[pair] * 5000, wait=True)
+    assert manager.load_latest_snapshot()["extra"] == [pair] * 5000
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -67,7 +67,10 @@ def test_a_drill_is_done_and_recorded(run, taken, tmp_path):
     findings = json.loads(run("doctor", "--json", code=0))["findings"]
     about = {finding["about"]: finding for finding in findings}
     assert [one for one in findings if "drill" in one["what"] and one["level"] == "ok"]
-    assert "no daemon serves this store" in about["daemon"]["what"]
+    assert "no daemon of this user serves this store" in about["daemon"]["what"]
+    assert "with sudo" in about["daemon"]["advice"]
+    assert "those of others are not seen" in run("status")
+    assert "as the daemon's user" in run("pause", code=1)
     assert [one for one in findings if "is its cache directory" in one["what"]]
     assert "not read since" in about["checks"]["what"]
 

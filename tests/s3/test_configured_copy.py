@@ -102,7 +102,7 @@ def test_a_training_reads_what_is_lost_from_a_copy_that_the_configuration_reache
 def test_a_bucket_gets_each_snapshot_and_gives_back_what_is_lost_here(configured, proxy, sign):
     configured.run("snapshot")
     said = configured.copy(code=1)
-    assert "'ciuic copy --to far --init' makes the first copy" in said
+    assert f"'ciuic --config {configured.config} copy --to far --init' makes the first copy" in said
 
     proxy.always(faults.ignore_conditions(sign))
     refused = configured.run("copy", "--to", "far", "--init", code=1).err
@@ -151,7 +151,8 @@ def test_a_restore_reads_what_is_lost_from_the_bucket_and_a_server_that_refuses_
     for pack in packs(configured.store):
         pack.unlink()
     said = configured.run(*restore, tmp_path / "lost").err
-    assert f"came from the copy {configured.address}; 'ciuic repair --apply'" in said
+    remedy = f"'ciuic --config {configured.config} repair --apply'"
+    assert f"came from the copy {configured.address}; {remedy}" in said
     undamaged, lost = (tmp_path / name / configured.source.name for name in ("undamaged", "lost"))
     assert not differences(photograph(undamaged), photograph(lost))
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -235,6 +236,92 @@ def test_a_bucket_that_was_emptied_gets_no_new_store(daemon, elsewhere):
 
     assert "no longer holds a store" in daemon.do("--once", code=1)
     assert keys(place) == []
+
+
+@pytest.fixture
+def keys_of_server(server):
+    """Return a function that creates or removes an access key; those that are left are removed."""
+    made = set()
+
+    def admin(action, *more):
+        config = ("-c", server.top / "ceph.conf")
+        key = ("--uid=ciuic", "--key-type=s3", *more)
+        command = ("radosgw-admin", *config, "key", action, *key)
+        subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_S)
+
+    class Keys:
+        @staticmethod
+        def create(key_id, secret):
+            admin("create", f"--access-key={key_id}", f"--secret-key={secret}")
+            made.add(key_id)
+
+        @staticmethod
+        def revoke(key_id):
+            admin("rm", f"--access-key={key_id}")
+            made.remove(key_id)
+
+    yield Keys
+    for key_id in tuple(made):
+        Keys.revoke(key_id)
+
+
+def written_key(path, key_id, secret):
+    path.write_text(f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = {secret}\n")
+
+
+def test_keys_that_are_replaced_while_a_snapshot_is_stored_do_not_fail_it(
+    run, daemon, proxy, server, elsewhere, source, key_file, keys_of_server
+):
+    keys_of_server.create("first", "first-secret")
+    keys_of_server.create("second", "second-secret")
+    written_key(key_file, "first", "first-secret")
+    daemon.configure()
+    run.config.write_text(run.config.read_text().replace(server.endpoint, proxy.endpoint))
+    done = threading.Event()
+
+    def revoke_at_first_pack(request, forward):
+        if request.method == "PUT" and "/packs/" in request.path and not done.is_set():
+            done.set()
+            written_key(key_file, "second", "second-secret")
+            keys_of_server.revoke("first")
+        return forward(request)
+
+    proxy.always(revoke_at_first_pack)
+    process = daemon.start()
+
+    daemon.wait_for("snapshot ")
+    assert done.is_set()
+    assert "failed" not in daemon.said()
+    assert len(elsewhere.ids()) == 1
+    assert elsewhere.verify().ok
+    assert keys(elsewhere.place(), "leases") == []
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_credentials_file_that_cannot_be_used_fails_snapshots_until_it_can(
+    run, daemon, elsewhere, key_file
+):
+    process = daemon.start()
+    daemon.wait_for("snapshot ")
+    good = key_file.read_bytes()
+    key_file.write_bytes(b"")
+    assert "has no access key" in run("snapshot", code=2)
+    written_key(key_file, "unknown", "secret")
+    assert "403 InvalidAccessKeyId" in run("snapshot", code=1)
+    key_file.write_bytes(good)
+    key_file.chmod(0o644)
+    assert f"chmod 600 {key_file}" in run("snapshot", code=2)
+    assert len(elsewhere.ids()) == 1
+
+    key_file.chmod(0o600)
+
+    taken = run("snapshot").splitlines()[0]
+    daemon.wait_for(f"snapshot {taken}")
+    assert len(elsewhere.ids()) == 2
+    assert elsewhere.verify().ok
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
 
 
 def test_a_drill_of_the_daemon_is_on_record(run, daemon):

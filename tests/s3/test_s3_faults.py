@@ -301,16 +301,77 @@ def test_an_error_that_lasts_is_not_tried_again(place, proxy, fault, kind):
 
 
 @pytest.mark.parametrize(
-    ("code", "hint"),
-    [("RequestTimeTooSkewed", "the clock of this machine"), ("ExpiredToken", "new credentials")],
+    ("status", "code", "hint"),
+    [
+        (403, "RequestTimeTooSkewed", "the clock of this machine"),
+        (403, "ExpiredToken", "new credentials"),
+        (400, "ExpiredToken", "new credentials"),  # as Amazon says it
+        (400, "TokenRefreshRequired", "new credentials"),
+        (400, "InvalidToken", "Correct the credentials"),
+    ],
 )
 def test_credentials_that_are_refused_for_a_known_reason_come_with_a_remedy(
-    place, proxy, code, hint
+    place, proxy, status, code, hint
 ):
-    proxy.always(faults.status(403, code))
+    proxy.always(faults.status(status, code))
     with pytest.raises(AccessDeniedError, match=code) as caught:
         place.put("a", b"x")
     assert hint in caught.value.hint
+
+
+def test_a_look_that_is_refused_without_a_reason_may_be_of_expired_credentials(place, proxy):
+    proxy.always(faults.status(400))
+    with pytest.raises(AccessDeniedError, match="answered 400") as caught:
+        place.size_bytes("a")
+    assert "temporary" in caught.value.hint
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    """A file with an access key that the server does not know."""
+    path = tmp_path / "key"
+    write_key(path, "revoked")
+    return path
+
+
+def write_key(path, key_id):
+    path.touch(0o600)
+    path.write_text(
+        f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = {SECRET_KEY}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda place: place.put("b", b"x"),
+        lambda place: place.put("b", b"x" * 2_000_000),
+        lambda place: place.create("b", b"x"),
+        lambda place: place.replace("a", b"y", place.get_versioned("a", 20_000_000).version),
+        lambda place: place.get("a", 10),
+        lambda place: place.get_ranges("a", [ByteRange(0, 1), ByteRange(9_000_000, 1)]),
+        lambda place: place.size_bytes("a"),
+        keys,
+        lambda place: place.delete(["a"]),
+    ],
+)
+def test_a_request_that_is_refused_is_sent_again_with_the_new_key_of_the_file(
+    server, other, address, key_file, act
+):
+    other.put("a", b"x" * 10_000_000)
+    options = PlaceOptions(endpoint=server.endpoint, credentials_file=str(key_file))
+    place = open_place(address, {}, options)
+    with pytest.raises(AccessDeniedError, match="the server answered 403") as caught:
+        act(place)
+    if "InvalidAccessKeyId" in caught.value.message:  # an answer to HEAD does not say it
+        assert f"that of {key_file}" in caught.value.hint
+    key_file.write_text("")  # it is just being written
+    with pytest.raises(AccessDeniedError):
+        act(place)
+
+    write_key(key_file, ACCESS_KEY)
+
+    act(place)
 
 
 def test_a_server_that_ignores_conditions_is_found_out(place, proxy, other, sign):

@@ -358,6 +358,30 @@ def test_lost_chunks_stay_lost_when_packs_are_recorded_again(index):
     assert index.lost_chunks() == set()
 
 
+def test_a_chunk_that_was_read_and_is_damaged_stays_lost_when_packs_are_recorded_again(index):
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    index.put_check(name_of(1), 5, 100, "")
+    index.drop_damaged(data_id(b"one"))
+    index.rollback()
+    index.clear()
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    assert index.usable([data_id(b"one"), data_id(b"two")]) == {data_id(b"two")}
+    assert index.checks() == {}
+
+
+def test_a_chunk_in_a_shut_pack_gets_no_place_where_it_is_damaged(index):
+    index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
+    index.put_check(name_of(1), 5, 100, "damaged")
+    index.drop_chunks([data_id(b"one")])
+    index.clear()
+    index.shut_packs = frozenset([name_of(2)])
+    for number in (2, 1):  # in the order of a rebuilt index
+        index.add_pack(name_of(number), 100, frames_of([b"one", b"two"]))
+    found = index.places([data_id(b"one"), data_id(b"two")])
+    assert found[data_id(b"one")].pack_id == name_of(2)
+    assert found[data_id(b"two")].pack_id == name_of(1)
+
+
 def test_many_packs_are_removed_with_their_chunks_and_checks(index):
     for number in range(1, 5):
         index.add_pack(name_of(number), number, frames_of([b"%d" % number]))

@@ -108,6 +108,7 @@ HOMES = {
 
 
 ANY = {
+    "ciuic/cli/options.py": "what click converts",
     "ciuic/codec/columns.py": "numpy: words of any width",
     "ciuic/codec/differences.py": "numpy: words of any width",
     "ciuic/codec/elements.py": "numpy: elements of any width",

@@ -123,24 +123,26 @@ def test_the_environment_wins_over_the_usual_file(credentials):
 
     assert find_access_key("", {}) is None
     assert find_access_key("", {"HOME": "/none"}) is None
-    assert find_access_key("", usual) == AccessKey("AKID", SECRET, "")
+    assert find_access_key("", usual) == AccessKey("AKID", SECRET, "", str(credentials))
     named = {**usual, "AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "B"}
-    assert find_access_key("", named) == AccessKey("A", "B", "")
-    assert find_access_key(str(credentials), named) == AccessKey("AKID", SECRET, "")
-    assert find_access_key("", {**named, "AWS_SESSION_TOKEN": "C"}) == AccessKey("A", "B", "C")
+    assert find_access_key("", named) == AccessKey("A", "B", "", "AWS_ACCESS_KEY_ID")
+    assert find_access_key(str(credentials), named) == AccessKey(
+        "AKID", SECRET, "", str(credentials)
+    )
+    assert find_access_key("", {**named, "AWS_SESSION_TOKEN": "C"}).token == "C"
 
 
 def test_a_profile_is_a_section(credentials):
     key = find_access_key(str(credentials), {"AWS_PROFILE": "work"})
 
-    assert key == AccessKey("WORK", "a%b", "token")
+    assert key == AccessKey("WORK", "a%b", "token", str(credentials))
 
 
 def test_the_usual_file_is_in_the_home_directory(tmp_path, credentials):
     (tmp_path / ".aws").mkdir()
-    credentials.rename(tmp_path / ".aws" / "credentials")
+    usual = credentials.rename(tmp_path / ".aws" / "credentials")
 
-    assert find_access_key("", {"HOME": str(tmp_path)}) == AccessKey("AKID", SECRET, "")
+    assert find_access_key("", {"HOME": str(tmp_path)}) == AccessKey("AKID", SECRET, "", str(usual))
 
 
 def test_a_credentials_file_that_others_can_read_is_refused(credentials):
@@ -159,6 +161,13 @@ def test_a_credentials_file_that_others_can_read_is_refused(credentials):
         (f"aws_secret_access_key = {SECRET}\n", "", "not in the format"),
         (f"[default]\n{SECRET}\n", "", "not in the format"),
         ("[default\n", "", "not in the format"),
+        ("", "", r"no access key in its section \[default\]"),
+        (
+            f"[default]\naws_access_key_id =\naws_secret_access_key = {SECRET}\n",
+            "",
+            "no access key",
+        ),
+        ("[default]\naws_access_key_id = a\naws_secret_access_key =\n", "", "no access key"),
     ],
 )
 def test_a_credentials_file_that_cannot_be_used_is_named_without_its_content(

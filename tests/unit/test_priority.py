@@ -1,6 +1,8 @@
 """Priorities of threads, and messages about disks, with simulated sysfs directories."""
 
+import contextlib
 import os
+import resource
 import subprocess
 import threading
 from pathlib import Path
@@ -11,9 +13,11 @@ import pytest
 from ciuic.system import priority
 from ciuic.system.priority import (
     describe_schedulers,
+    idle_thread,
     lower_priority,
     schedulers_of,
     set_session_nice,
+    stop_idling,
 )
 
 
@@ -175,3 +179,34 @@ def test_a_refusal_is_reported_and_an_ended_process_is_not(monkeypatch):
     assert set_session_nice(process.pid, 10)
     monkeypatch.setattr(os, "getsid", refuse)
     assert not set_session_nice(1, 10)
+
+
+@pytest.mark.root
+def test_threads_get_their_priority_back_without_a_free_descriptor():
+    both, is_over = threading.Barrier(2), threading.Event()
+    found: list[bool] = []
+
+    def give_way() -> None:
+        found.append(idle_thread())
+        both.wait(60)
+        is_over.wait(60)
+        found.append(os.sched_getscheduler(0) == os.SCHED_OTHER)
+
+    thread = threading.Thread(target=give_way)
+    thread.start()
+    both.wait(60)
+    taken: list[int] = []
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(2))
+        stop_idling()
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        is_over.set()
+        thread.join()
+    assert found == [True, True]

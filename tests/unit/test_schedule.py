@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciuicd.schedules.due import covers, is_due, next_due_ns
+from ciuic.model import covers
+from ciuicd.schedules.due import is_due, next_due_ns
 
 HOUR = 3600 * 10**9
 DAY = 24 * HOUR

@@ -5,11 +5,12 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 
 import pytest
 
-from ciuic.system.workers.threads import share
+from ciuic.system.workers.threads import Workers, share
 
 LIMIT_S = 60
 MANY = 1_000_000
@@ -111,6 +112,50 @@ def test_an_exception_of_a_signal_is_raised_when_no_thread_works() -> None:
     finally:
         is_left.set()
         signal.signal(signal.SIGUSR1, earlier)
+
+
+def test_a_signal_ends_tasks_that_wait_and_waits_for_those_that_run() -> None:
+    both, is_raised, is_left = threading.Barrier(2), threading.Event(), threading.Event()
+    begun, done = list[int](), list[int]()
+
+    def fail(*_: object) -> None:
+        is_raised.set()
+        raise TimeoutError
+
+    def task(number: int) -> None:
+        begun.append(number)
+        both.wait(LIMIT_S)
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert is_raised.wait(LIMIT_S)
+        # Set only if ``run_all`` returns too early.
+        is_left.wait(0.5)
+        done.append(number)
+
+    earlier = signal.signal(signal.SIGUSR1, fail)
+    try:
+        with Workers(2, "test") as workers:
+            with pytest.raises(TimeoutError):
+                workers.run_all([partial(task, number) for number in range(100)])
+            ended = sorted(done)
+    finally:
+        is_left.set()
+        signal.signal(signal.SIGUSR1, earlier)
+    assert ended == sorted(begun) == [0, 1]
+
+
+def test_a_task_that_fails_does_not_keep_the_others_from_running() -> None:
+    done: list[int] = []
+
+    def task(number: int) -> None:
+        done.append(number)
+        if number == 1:
+            raise ValueError("broken")
+
+    with Workers(2, "test") as workers, pytest.raises(ValueError, match="broken"):
+        workers.run_all([partial(task, number) for number in range(100)])
+
+    assert sorted(done) == list(range(100))
 
 
 def test_nothing_to_do_is_no_failure() -> None:

@@ -8,8 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from ciuic.copy.copy import CopyRequest, copy_snapshots
+from ciuic.copy.report import CopyReport
 from ciuic.errors import BusyError
 from ciuic.model import ExcludeRules
+from ciuic.snapshot.memory import MemoryRequest, take_from_memory
+from ciuic.snapshot.memory_files import MemoryFile
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.adding import adding as adding_chunks
@@ -188,3 +192,64 @@ def test_a_process_that_records_packs_of_another_machine_lets_others_record_mean
             assert reads
             assert second.index.usable([chunk]) == {chunk}
             assert second.index.packs() == second.pack_files()
+
+
+def add(how, machine, store, directory):
+    """Add a snapshot, whose ID is returned."""
+    write(directory / "large", ["new"])
+    if how == "of files":
+        return machine.take_into(store, directory / "large", directory / "small").id
+    if how == "of memory":
+        request = MemoryRequest((MemoryFile(b"state.json", (os.urandom(50_000),)),))
+        return take_from_memory(store, request, clock=machine.clock).id
+    (directory / "original").mkdir()
+    original = FolderMachine(directory / "original/bucket", directory / "original/cache")
+    original.init()
+    original.take_at(original.place(), directory / "large")
+    report = CopyReport("bucket", dry_run=False)
+    with original.opened() as source:
+        copy_snapshots(source, store, CopyRequest(), report, clock=machine.clock)
+    return report.copied[0].id
+
+
+@pytest.mark.parametrize("how", ["of files", "of memory", "copied"])
+def test_no_server_is_waited_for_while_another_process_wants_to_change_the_index(
+    machine, tmp_path, monkeypatch, how
+):
+    monkeypatch.setattr(database, "_BUSY_MS", 5_000)
+    away = FolderMachine(tmp_path / "bucket", tmp_path / "cache of another")
+    (old,) = machine.ids()
+    asked, waited = [], []
+
+    class Asked:
+        """At each request, the first process changes the index."""
+
+        def __init__(self, place):
+            self._place = place
+
+        def __getattr__(self, name):
+            found = getattr(self._place, name)
+            if not callable(found):
+                return found
+
+            def asking(*arguments):
+                asked.append((name, arguments[:1]))
+                try:
+                    first.index.begin()
+                    first.index.rollback()
+                except BusyError:
+                    waited.append((name, arguments[:1]))
+                return found(*arguments)
+
+            return asking
+
+    with machine.opened_at(machine.place(), only_adds=True) as first:
+        machine.take_into(first, tmp_path / "small")
+        away.take_at(away.place(), tmp_path / "large")
+        away.forget(old)
+        away.prune()
+        with beside(machine, Asked(machine.place())) as second:
+            added = add(how, machine, second, tmp_path)
+    assert added in machine.ids()
+    assert any(name == "create" for name, _ in asked)
+    assert waited == []

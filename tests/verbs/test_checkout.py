@@ -76,10 +76,21 @@ def test_a_file_that_is_being_written_is_not_replaced(live_box: Box):
 
     with (live_box.source / "model.pt").open("ab"):
         outcome = live_box.ciuic("checkout", first, live_box.source)
+        dry_run = live_box.ciuic("checkout", first, live_box.source, "--dry-run")
+    assert outcome.code == dry_run.code == 1
+    assert "model.pt open for writing" in outcome.err
+    assert dry_run.err == outcome.err
+    assert photograph(live_box.source) == evil
+    assert len(live_box.snapshots()) == 1
+
+    # A file that the snapshot does not have stays, and must be saved as well.
+    with (live_box.source / "new" / "log").open("ab"):
+        outcome = live_box.ciuic("checkout", first, live_box.source)
     assert outcome.code == 1
     assert "could not save everything that is there now" in outcome.err
     assert "nothing was restored" in outcome.err
     assert photograph(live_box.source) == evil
+    assert [one.tags for one in live_box.snapshots()] == [(), ()]
 
     with (live_box.source / "new" / "log").open("ab"):
         outcome = live_box.ciuic("checkout", first, live_box.source / "model.pt")

@@ -771,7 +771,7 @@ def test_delta_bases_of_a_damaged_pack_stay_until_it_is_repaired(box: Box, is_cu
         flip_byte(pack, place.offset_bytes + 10)
         (box.store / CATALOG).unlink()
     done = box.ciuic("prune", "--trash", "0")
-    assert (done.code, "ciuic repair" in done.err) == (4, True)
+    assert (done.code, f"ciuic --config {box.config} repair" in done.err) == (4, True)
     assert box.ciuic("repair", "--apply").code == 0
     assert box.read(file) == saves[1]
     assert box.verify().ok

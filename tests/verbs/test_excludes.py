@@ -274,7 +274,7 @@ def test_a_path_that_a_rule_leaves_out_is_reported_with_the_rule(box: Box) -> No
             done = box.ciuic(*command)
             assert done.code == 1
             assert f"{path} is not in snapshot {second}: left out by {rule}" in done.err
-            assert "ciuic list --path" in done.err
+            assert f"ciuic --config {box.config} list --path" in done.err
         listed = {
             one["id"]: one["path"] for one in box.ciuic("list", "--path", path, "--json").document
         }

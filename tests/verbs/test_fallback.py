@@ -421,7 +421,7 @@ def test_a_restore_says_that_it_read_damaged_frames_with_parity(box: Box, tmp_pa
     told = box.ciuic(*restore, "-d", tmp_path / "told")
     assert told.code == 0
     assert "1 frame had to be read with parity" in told.err
-    assert "ciuic repair" in told.err
+    assert f"ciuic --config {box.config} repair" in told.err
     out = box.ciuic(*restore, "-d", tmp_path / "out", "--json")
     assert out.document["repaired_frames"] == 1
     assert (tmp_path / "out" / "source" / "model").read_bytes() == content
@@ -433,7 +433,8 @@ def test_a_restore_of_damaged_files_says_once_what_helps(box: Box, tmp_path: Pat
     snapshot = box.take().id
     remedies = (
         "--fallback takes damaged files from older snapshots\n"
-        "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it\n"
+        f"'ciuic --config {box.config} repair' shows what can be repaired, and"
+        f" 'ciuic --config {box.config} repair --apply' repairs it\n"
     )
 
     def said(name: str, *more: str) -> str:

@@ -1,6 +1,7 @@
 """``restore --fallback`` of directories that the snapshot cannot list, or only in part."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,55 @@ def test_each_name_comes_from_the_newest_snapshot_that_can_list_it(
     assert by_content[b"mid"] == names(at[1][1], at[2][1])
     assert by_content[b"0"] == names(at[2][1], at[3][1])
     assert len(by_content[b"new"]) == FILES - len(by_content[b"mid"] | by_content[b"0"])
+    assert report.failed == []
+    (note,) = report.notes
+    oldest = box.snapshots()[-1].id
+    said = re.fullmatch(
+        f"a part of it is damaged in {newest}: taken from {middle} of .* and {oldest} of .*,"
+        f" without what is only in {newest}",
+        note.what,
+    )
+    assert said, note.what
+
+
+def test_what_was_taken_is_named_if_something_is_still_missing(
+    box: Box, directory: Path, tmp_path: Path, lost: set[bytes]
+) -> None:
+    middle = change(box, directory, b"mid")
+    newest = change(box, directory, b"new")
+    at = leaves(box, directory, newest)
+    ids = [snapshot.id for snapshot in box.snapshots() if snapshot.id != newest]
+    lost.update([leaves(box, directory, name)[2][0] for name in ids])
+    lost.update(leaf for leaf, _ in at[1:3])
+
+    report = box.restore(to=tmp_path / "out", fallback=True)
+
+    assert [failure.path for failure in report.failed] == [os.fsencode(directory)]
+    (note,) = report.notes
+    assert note.what.startswith(f"a part of it was taken from {middle} of ")
+
+
+def test_a_path_that_only_an_older_snapshot_lists_is_damaged_in_that_one(
+    box: Box, tmp_path: Path, lost: set[bytes]
+) -> None:
+    file = box.source / "d" / "inner" / "file"
+    file.parent.mkdir(parents=True)
+    taken = []
+    for content in (b"oldest", b"older", b"newest"):
+        file.write_bytes(content)
+        taken.append(box.take().id)
+    oldest, older, newest = taken
+    inner = entry_of(box, file.parent, older).content
+    lost.update([inner, entry_of(box, box.source / "d", newest).content])
+
+    report = box.restore(to=tmp_path / "out", fallback=True)
+
+    assert (tmp_path / "out" / "source" / "d" / "inner" / "file").read_bytes() == b"oldest"
+    notes = {note.path: note.what.partition(" of ")[0] for note in report.notes}
+    assert notes == {
+        os.fsencode(box.source / "d"): f"damaged in {newest}: taken from {older}",
+        os.fsencode(file.parent): f"damaged in {older}: taken from {oldest}",
+    }
     assert report.failed == []
 
 

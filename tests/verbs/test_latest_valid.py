@@ -78,7 +78,7 @@ def test_latest_valid_with_nothing_valid_is_damage_and_without_any_snapshot_not(
         find(box, "latest-valid")
     outcome = box.ciuic("show", "latest-valid")
     assert outcome.code == 4
-    assert "ciuic verify --all" in outcome.err
+    assert f"ciuic --config {box.config} verify --all" in outcome.err
 
 
 def test_every_command_that_takes_an_id_takes_latest_valid(box: Box, tmp_path: Path) -> None:

@@ -310,12 +310,12 @@ def test_the_commands_say_what_is_lost_and_what_to_do(owner: Owner) -> None:
     assert applied.code == looked.code == 4
     assert "set aside, as it has no copy" in applied.out
     assert f"the manifest of {name} is gone, and there is no copy of it" in looked.out
-    assert f"'ciuic forget {name}'" in looked.err
-    assert "run 'ciuic repair --apply'" not in looked.err
+    assert f"'ciuic --config {box.config} forget {name}'" in looked.err
+    assert "repair --apply'" not in looked.err
     assert [(one["id"], one["is_gone"]) for one in document["manifests"]] == [(name, True)]
     assert pruned.code == 4
     assert name in pruned.document["error"]["message"]
-    assert f"'ciuic forget {name}'" in pruned.document["error"]["hint"]
+    assert f"'ciuic --config {box.config} forget {name}'" in pruned.document["error"]["hint"]
     assert listed.code == verified.code == 4
     assert f"{name} cannot be read: its file is gone" in listed.err
     assert f"{name}: DAMAGED" in verified.out

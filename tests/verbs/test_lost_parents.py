@@ -88,7 +88,7 @@ def test_a_parent_that_is_gone_in_every_other_record_stops_a_prune(
 
     assert refused.code == 4
     assert f"the manifest of {chain[1]} is gone, so nothing was removed" in refused.err
-    assert f"'ciuic forget {chain[1]}'" in refused.err
+    assert f"'ciuic --config {box.config} forget {chain[1]}'" in refused.err
     assert packs(box) == before
     manifest(box, chain[1]).write_bytes(was)
     assert lost(box) == []

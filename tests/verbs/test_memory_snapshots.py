@@ -116,7 +116,7 @@ def test_a_checkout_of_memory_names_the_command_that_can_restore_it(box, state):
     report = take(box, state)
     done = box.ciuic("checkout", report.id, "/state")
     assert done.code == 2
-    assert "Give 'ciuic restore' a directory with -d DIR." in done.err
+    assert f"Give 'ciuic --config {box.config} restore' a directory with -d DIR." in done.err
 
 
 def test_a_file_of_the_disk_and_the_same_file_in_memory_are_stored_once(box, state):

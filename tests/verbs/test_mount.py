@@ -393,6 +393,24 @@ def test_a_snapshot_leaves_a_mount_out(box: Box) -> None:
         taken = box.take(box.directory, exclude=("store",))
     assert b"latest" not in {os.path.basename(path) for path in box.entries(taken.id)}
     assert os.fsencode(box.directory / "mounted") in box.entries(taken.id)
+    (said,) = [one for one in taken.trouble if one.path == os.fsencode(shown.point)]
+    assert said.what.startswith("is on a mount of ciuic: left out")
+    assert said.harmless
+
+
+@pytest.mark.parametrize("inside", [".", "latest", "by-id"])
+def test_a_root_on_a_mount_is_named_as_left_out(box: Box, inside: str) -> None:
+    (box.source / "a").write_text("x")
+    box.take()
+
+    with mounted(box) as shown:
+        outcome = box.ciuic("snapshot", shown.point / inside, box.source, "--json")
+
+    assert outcome.code == 3
+    (said,) = outcome.document["trouble"]
+    assert said["path"] == str(shown.point / inside)
+    assert said["what"].startswith("the root: is on a mount of ciuic: left out")
+    assert outcome.document["files"] == 1
 
 
 def test_a_socket_beside_the_files_is_no_trouble(box: Box) -> None:

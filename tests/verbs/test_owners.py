@@ -27,6 +27,7 @@ from ciuic.snapshot.report import TakeReport
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.store import open_store
 from ciuic.system import machine as machine_module
+from ciuic.system.clock import local_time_text
 from ciuic.system.machine import Machine, this_machine
 from ciuicd.taking import newest_taken_ns
 from tests.kit.box import Box
@@ -34,6 +35,7 @@ from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_content
 
 OTHER = Machine("gpu2", "0123456789abcdef")
+TWIN = Machine(OTHER.name, "f" * 16)
 HOUR_NS = 3_600 * 10**9
 HERE = this_machine()
 
@@ -62,6 +64,9 @@ class Shared:
         ):
             patch.setattr(plan_module, "this_machine", lambda: on)
             return take_snapshot(store, request, clock=ManualClock(self._now_ns))
+
+    def pass_hours(self, count: int) -> None:
+        self._now_ns += count * HOUR_NS
 
     def take_state(self) -> TakeReport:
         """Take a snapshot as the library does."""
@@ -224,7 +229,17 @@ def test_a_restore_says_that_latest_is_of_another_machine(shared: Shared, tmp_pa
     ours, theirs = shared.take().id, shared.take(on=OTHER).id
     done = shared.box.ciuic("restore", "-s", "latest", *target)
     assert done.code == 0
-    assert f"{theirs} was taken on gpu2; the newest snapshot of this machine is {ours}" in done.err
+    said = f"{theirs} was taken on gpu2; the newest snapshot of this machine is {ours}"
+    assert said in done.err
+    elsewhere = shared.box.directory / "elsewhere"
+    elsewhere.mkdir()
+    shared.take(elsewhere)  # newer, but it has not what is restored
+    assert said in shared.box.ciuic("restore", "-s", "latest", *target).err
+    moment = local_time_text(shared.listed()[theirs].taken_ns + 10**9)
+    shared.take()
+    done = shared.box.ciuic("restore", "-s", moment, *target)
+    assert f"{theirs} was taken on gpu2; the newest snapshot of this machine until" in done.err
+    assert f"then is {ours}" in done.err
     assert "gpu2" not in shared.box.ciuic("restore", "-s", theirs[:12], *target).err
     assert "gpu2" not in shared.box.ciuic("restore", "-s", ours, *target).err
 
@@ -304,6 +319,15 @@ def test_a_dry_run_says_what_it_looks_at_and_what_it_leaves_alone(shared: Shared
     assert len(document["left_alone"]) == 4
     theirs = shared.box.ciuic("forget", "--dry-run", "--policy", "last:1", "--host", "gpu2")
     assert "would forget 1 snapshot and keep 1" in theirs.err
+    shared.take(on=TWIN)
+    twin = shared.box.ciuic("forget", "--dry-run", "--policy", "last:1", "--host", TWIN.long_name)
+    assert "left alone 2 snapshots of gpu2:0123" in twin.err
+    assert "would forget 0 snapshots and keep 1" in twin.err
+    unknown = shared.box.ciuic("forget", "--policy", "last:1", "--host", "gpu3")
+    assert unknown.err.splitlines()[0] == (
+        "ciuic: no snapshot was taken on the host 'gpu3'; the hosts are"
+        f" {', '.join(sorted(('gpu2:0123', TWIN.long_name, HERE.name)))}"
+    )
     refused = shared.box.ciuic("forget", "--host", "gpu2", "latest")
     assert (refused.code, refused.out) == (2, "")
 
@@ -332,7 +356,7 @@ def test_the_list_shows_and_selects_what_differs(shared: Shared) -> None:
     ours = shared.take().id
     assert not {"HOST", "ORIGIN", "SCHEDULE"} & set(shared.box.ciuic("list").out.split())
     theirs = shared.take(on=OTHER).id
-    twin = shared.take(on=Machine("gpu2", "f" * 16)).id
+    twin = shared.take(on=TWIN).id
     manual = shared.take(schedule="").id
     state = shared.take_state().id
     listed = shared.box.ciuic("list").out
@@ -350,7 +374,47 @@ def test_the_list_shows_and_selects_what_differs(shared: Shared) -> None:
     assert chosen("--schedule", "none") == {manual, state}
     assert chosen("--schedule", "default", "--host", HERE.name) == {ours}
     nothing = shared.box.ciuic("list", "--schedule", "nightly")
-    assert nothing.err == "no snapshot belongs to the schedule 'nightly'\n"
+    assert nothing.err == (
+        "no snapshot belongs to the schedule 'nightly'; the schedules are default, none\n"
+    )
+    nothing = shared.box.ciuic("list", "--host", "GPU2")
+    hosts = ", ".join(sorted(("gpu2:0123", "gpu2:ffff", HERE.name)))
+    assert nothing.err == f"no snapshot was taken on the host 'GPU2'; the hosts are {hosts}\n"
+    nothing = shared.box.ciuic("list", "--host", "gpu2", "--origin", "daemon")
+    assert nothing.err.endswith("has the origin 'daemon'\n")
+
+
+def test_the_status_says_on_which_machine_the_newest_snapshot_is_and_names_that_of_this_one(
+    shared: Shared,
+) -> None:
+    def said() -> list[str]:
+        return shared.box.ciuic("status").out.splitlines()
+
+    shared.take(on=OTHER)
+    assert "here:    no snapshot of this machine" in said()
+    ours = shared.take().id
+    assert not [line for line in said() if line.startswith("here") or "gpu2" in line]
+    theirs = shared.take(on=OTHER).id
+    newest, here = said()[1:3]
+    assert newest.startswith(f"newest:  {theirs} of ")
+    assert newest.endswith(" ago, on gpu2")
+    assert here.startswith(f"here:    {ours} of ")
+    document = shared.box.ciuic("status", "--json").document
+    assert (document["newest"]["id"], document["newest_here"]["id"]) == (theirs, ours)
+    shared.pass_hours(200)
+    shared.take(on=OTHER)
+    assert said()[1].endswith(", in the future: a clock was wrong, on gpu2")
+
+
+def test_the_versions_of_a_path_say_on_which_machine_they_are(shared: Shared) -> None:
+    listed = ("list", "--path", shared.box.source / "file")
+    shared.take()
+    assert "HOST" not in shared.box.ciuic(*listed).out
+    shared.take(on=OTHER)
+    shared.take(on=TWIN)
+    heading, *rows = shared.box.ciuic(*listed).out.splitlines()
+    place = heading.index("HOST")
+    assert [row[place:].split()[0] for row in rows] == ["gpu2:ffff", "gpu2:0123", HERE.name]
 
 
 @pytest.mark.parametrize("command", ["ls", "cat"])

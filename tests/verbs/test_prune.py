@@ -1141,4 +1141,4 @@ def test_damage_is_named_and_has_its_exit_code(worn):
     done = worn.ciuic("prune", "--trash", "0")
     assert done.code == 4
     assert f"pack {lame.name[:12]}" in done.err
-    assert "ciuic repair" in done.err
+    assert f"ciuic --config {worn.config} repair" in done.err

@@ -71,7 +71,10 @@ def test_a_store_without_any_pack_is_restored_from_its_copy(pair: Box, without_i
         (pair.store / "catalog.sqlite").unlink()
     before = photograph(copy_of(pair) / "packs"), photograph(pair.store / "packs")
     said = restored(pair).err
-    assert f"chunks came from the copy {copy_of(pair)}; 'ciuic repair --apply'" in said
+    assert (
+        f"chunks came from the copy {copy_of(pair)}; 'ciuic --config {pair.config} repair --apply'"
+        in said
+    )
     assert said.count("\n") == 1
     assert (photograph(copy_of(pair) / "packs"), photograph(pair.store / "packs")) == before
     document = restored(pair, "--json").document

@@ -696,13 +696,15 @@ def test_a_reflink_copy_has_the_bytes(tmp_path):
     with disk("xfs", tmp_path / "disks") as mounted:
         patient = Patient(Box(mounted.path, chunk_bytes=64 * KIB, parity=SHARE))
         patient.destroy(patient.data_pack(), 100_000, 300_000)
-        # Every file: which chunks are at the damaged place depends on threads.
-        for name in ("model", "sub/middle", "sub/note"):
+        # Which chunks are at the damaged place depends on threads. The note is too small to have a
+        # reflink copy.
+        for name in ("model", "sub/middle"):
             (patient.box.source / name).write_bytes(b"changed since")
 
         plan = patient.repair()
 
-        assert {one.how for one in plan.origins.values()} == {"hot copy"}
+        large = [one for one in plan.origins.values() if not one.path.endswith(b"/note")]
+        assert {one.how for one in large} == {"hot copy"}
         assert not plan.is_hopeless
         assert patient.box.verify().ok
         assert patient.box.read(patient.box.source / "model") == patient.model
@@ -721,7 +723,10 @@ class TestCommand:
 
         assert looked.code == 4
         assert f"pack {pack.name[:12]}: a stretch of it is damaged: would be repaired" in looked.out
-        assert "nothing was changed; run 'ciuic repair --apply'" in looked.err
+        assert (
+            f"nothing was changed; run 'ciuic --config {patient.box.config} repair --apply'"
+            in looked.err
+        )
         assert done.code == 0
         assert "repaired by its parity" in done.out
         assert f"quarantine/{pack.name}" in done.err

@@ -108,7 +108,8 @@ def test_configured_copies_are_asked_without_being_named(pair: Box) -> None:
     flip_content(pair.store, b"changed")
     # After a copy by the configuration, a record says which copies have it.
     assert pair.ciuic("copy", "--to", copy_of(pair)).code == 0
-    hint = f"the copy {copy_of(pair)} has the damaged data intact: 'ciuic repair --apply'"
+    remedy = f"'ciuic --config {pair.config} repair --apply'"
+    hint = f"the copy {copy_of(pair)} has the damaged data intact: {remedy}"
     assert hint in pair.ciuic("verify", "--checksum").err
     target = pair.directory / "broken"
     alone = ("restore", "--no-copies", "-s", "latest", "-p", pair.source, "-d", target)
@@ -200,7 +201,7 @@ def test_a_dry_run_does_not_report_damage_that_the_copy_repairs(pair: Box) -> No
     assert "1 of its chunks: from a copy" in said.out
     assert "what is lost here would be taken from there" in said.out
     assert "stays damaged" not in said.out
-    assert "run 'ciuic repair --apply'" in said.err
+    assert f"run 'ciuic --config {pair.config} repair --apply'" in said.err
     assert "stays damaged" not in repair(pair, "--from", copy_of(pair), "--apply").out
     assert_whole(pair)
 

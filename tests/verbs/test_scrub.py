@@ -396,6 +396,33 @@ def test_a_budget_is_a_time_or_a_size() -> None:
             parse_budget(text)
 
 
+def test_a_list_marks_the_snapshots_that_are_damaged_as_far_as_a_scrub_has_found(box: Box) -> None:
+    lost = os.urandom(MIB)
+    (box.source / "lost").write_bytes(lost)
+    (box.source / "kept").write_bytes(os.urandom(MIB))
+    first = box.take().id
+    (box.source / "lost").unlink()
+    second = box.take().id
+
+    def marked() -> dict[str, bool]:
+        return {one["id"]: one["damaged"] for one in box.ciuic("list", "--json").document}
+
+    assert marked() == {first: False, second: False}
+    flip_content(box.store, lost)
+    assert "STATE" not in box.ciuic("list").out, "nothing has found it yet"
+    assert box.ciuic("scrub").code == 4
+    listed = box.ciuic("list")
+    header, *rows = listed.out.splitlines()
+    assert "STATE" in header
+    assert {row.split()[0]: " damaged " in row for row in rows} == {first: True, second: False}
+    assert "verify ID' names the damaged paths" in listed.err
+    assert listed.code == 0
+    assert marked() == {first: True, second: False}
+    assert box.ciuic("repair", "--apply").code == 4
+    assert box.ciuic("forget", first).code == 0
+    assert "STATE" not in box.ciuic("list").out
+
+
 def test_the_command_tells_people_and_programs(two: Box) -> None:
     outcome = two.ciuic("scrub")
     assert outcome.code == 0
@@ -406,7 +433,7 @@ def test_the_command_tells_people_and_programs(two: Box) -> None:
     assert outcome.code == 4
     assert outcome.out.count(str(two.source / "sub" / "shared")) == 1
     assert all(one.id in outcome.out for one in two.snapshots())
-    assert "ciuic repair" in outcome.err
+    assert f"ciuic --config {two.config} repair" in outcome.err
     outcome = two.ciuic("scrub", "--json")
     assert outcome.code == 4
     document = outcome.document

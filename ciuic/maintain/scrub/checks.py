@@ -118,7 +118,8 @@ def _is_readable(store: Store, chunk_id: ChunkId, kind: int) -> bool:
 def sound_copies(store: Store, pack_id: PackId, chunk_ids: list[ChunkId]) -> dict[ChunkId, PackId]:
     """For chunks that the chunk index places in this pack: another pack with a sound copy."""
     found: dict[ChunkId, PackId] = {}
-    for chunk_id, place in store.reader.places(chunk_ids).items():
+    # Not from the reader: after damage, it looks into the packs, in the order of their IDs.
+    for chunk_id, place in store.index.places(chunk_ids).items():
         in_pack = place.pack_id == pack_id
         other = store.reader.another_place(chunk_id, place) if in_pack else None
         if other is not None:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ciuic.catalog import list_snapshots
+from ciuic.catalog import known_lost, list_snapshots
 from ciuic.documents import Document
 from ciuic.errors import CancelledError, SnapshotNotFoundError, StoreError
 from ciuic.ids import ChunkId, PackId, SnapshotId
@@ -12,7 +12,7 @@ from ciuic.maintain.scrub.subject import Subject
 from ciuic.maintain.watch import cancel_check
 from ciuic.model import path_text
 from ciuic.store.store import Store
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 
 __all__ = ["CostSearch", "DamagedFile", "FileCost"]
 

@@ -4,13 +4,13 @@ import contextlib
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from ciuic.catalog import known_lost
 from ciuic.documents import Document
 from ciuic.errors import StoreError
 from ciuic.ids import PackId
 from ciuic.store.index.places import CheckRecord
 from ciuic.store.store import Store
 from ciuic.system.clock import rfc3339
-from ciuic.view.damage import known_lost
 
 __all__ = ["Health", "KnownDamage", "health", "read_since_s", "recorded_checks"]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from ciuic.catalog import known_lost
 from ciuic.documents import Document
 from ciuic.ids import ChunkId
 from ciuic.maintain.scrub.damage_cost import CostSearch, DamagedFile, FileCost
@@ -11,7 +12,6 @@ from ciuic.maintain.scrub.subject import Directory, Subject
 from ciuic.model import PathWarning
 from ciuic.store.health.inspect import PackCheck
 from ciuic.store.store import Store
-from ciuic.view.damage import known_lost
 
 __all__ = ["DamagedPack", "OnDamage", "ScrubReport", "complete_costs", "lost_before", "search_for"]
 

@@ -7,8 +7,8 @@ moment, and the next scrub continues: a little every day is enough.
 Damage is reported as packs -> chunks -> files -> snapshots, each once. Chunks that are no longer in
 any pack are removed from the chunk index. The next snapshot that still finds their bytes stores
 them again, which repairs every snapshot that needs them. In a bucket, the chunk index is that of
-one machine: the prune of another one may keep the damaged chunk and remove the new one. Then the
-chunk counts as lost here again.
+one machine: the snapshots of another one may still rely on the damaged chunk, if no pack has it
+sound.
 
 No lock keeps the store at its path while packs are read. If its disk is unmounted, or a different
 store appears at its path, the scrub ends: a pack that is missing there is not damage.
@@ -19,7 +19,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from ciuic.errors import CancelledError, StoreError, UnreachableError
+from ciuic.catalog import known_lost
+from ciuic.errors import CancelledError, CorruptionError, StoreError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
 from ciuic.maintain.scrub.checks import has_gone, recorded_packs, sound_copies, unreadable
@@ -40,7 +41,6 @@ from ciuic.store.records import layout
 from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
-from ciuic.view.damage import known_lost
 
 __all__ = ["scrub"]
 
@@ -323,15 +323,21 @@ class _Scrub:
             if place.pack_id != check.pack_id:  # a snapshot has stored it again since
                 del self._lost[chunk_id]
         index.drop_chunks([chunk_id for chunk_id in lost if chunk_id in self._lost])
-        if store.bucket is None:
-            self._put_copies(store, self._elsewhere.get(check.pack_id, {}))
+        self._put_copies(store, self._elsewhere.get(check.pack_id, {}))
 
     def _put_copies(self, store: Store, copies: dict[ChunkId, PackId]) -> None:
         """Make the chunk index name the sound copies, or a prune would remove them as garbage."""
         index = store.index
         index.drop_chunks(list(copies))
+        sizes = index.packs()
         for pack_id in set(copies.values()):
+            if pack_id not in sizes:
+                continue  # a prune has removed it since: its chunks count as lost
+            try:
+                frames = store.index_keeper.list_pack(pack_id)
+            except CorruptionError:  # that of another machine does so now
+                continue
             known = index.checks().get(pack_id)
-            index.add_pack(pack_id, index.packs()[pack_id], store.index_keeper.list_pack(pack_id))
+            index.add_pack(pack_id, sizes[pack_id], frames)
             if known is not None:
                 index.put_check(pack_id, *known)

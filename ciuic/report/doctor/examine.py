@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from ciuic.catalog import list_snapshots
 from ciuic.copy.record import standings
 from ciuic.errors import CiuicError
+from ciuic.hints import aimed
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.model import newest_first
 from ciuic.report.doctor.checklist import examine_contacts
@@ -33,7 +34,13 @@ __all__ = ["examine"]
 
 
 def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
-    """Yield the findings of all checks."""
+    """Yield the findings of all checks; the commands in them reach the same store."""
+    for finding in _examine(subject, clock):
+        what, advice = (aimed(text, subject.typed) for text in (finding.what, finding.advice))
+        yield finding._replace(what=what, advice=advice)
+
+
+def _examine(subject: Subject, clock: Clock) -> Iterator[Finding]:
     plan = subject.plan
     roots = plan.roots if plan is not None else ()
     if subject.store_path is not None:

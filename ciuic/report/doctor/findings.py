@@ -92,12 +92,15 @@ class Subject:
         plan: None without a valid configuration.
         daemon: The daemon's status, or the error of asking for it; None if no daemon runs.
         options: How to reach a bucket.
+        typed: The ``--config`` and ``--store`` that the commands in findings need, as the user
+            typed them.
     """
 
     store_path: str | None
     plan: Plan | None
     daemon: Document | CiuicError | None
     options: PlaceOptions | None = None
+    typed: Sequence[str] = ()
 
 
 def join(names: Sequence[str]) -> str:

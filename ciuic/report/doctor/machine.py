@@ -8,6 +8,7 @@ from typing import Final
 from ciuic.chunking.content import IS_COMPILED
 from ciuic.documents import Document
 from ciuic.errors import CiuicError, UnresponsiveError
+from ciuic.hints import pip_install
 from ciuic.model import path_text
 from ciuic.report.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, Plan, Subject, join
 from ciuic.snapshot.pace.disk_waits import are_disk_waits_counted
@@ -30,6 +31,16 @@ _UNIT_PLACES: Final = (
 )
 _UNIT: Final = "ciuicd.service"
 _TIMER: Final = "ciuic-alerts.timer"
+_NO_DAEMON: Final = (
+    "no daemon serves this store, so no scheduled snapshots are taken",
+    "Run 'systemctl enable --now ciuicd'.",
+)
+_NO_DAEMON_SEEN: Final = (
+    "no daemon of this user serves this store",
+    "If one of another user does, run 'ciuic doctor' as that user, such as with sudo; if none does,"
+    " run 'systemctl enable --now ciuicd'.",
+)
+"""In a bucket: the socket is in the cache directory of the daemon's user."""
 _ENABLED: Final = f"/etc/systemd/system/timers.target.wants/{_TIMER}"
 
 
@@ -42,8 +53,7 @@ def examine_daemon(
         yield Finding(level, "daemon", status.message, status.hint or "")
     elif status is None:
         if store_path is not None:
-            advice = "Run 'systemctl enable --now ciuicd'."
-            what = "no daemon serves this store, so no scheduled snapshots are taken"
+            what, advice = _NO_DAEMON if not is_url(store_path) else _NO_DAEMON_SEEN
             yield Finding(WARNING, "daemon", what, advice)
     else:
         findings = list(_of_daemon(status))
@@ -92,8 +102,9 @@ def _core() -> Finding:
 def _cuts() -> Iterator[Finding]:
     if not IS_COMPILED:
         what = "pyfastcdc lacks its compiled extension: no file is cut by its content"
-        advice = "Install a wheel of it, or a C compiler and then 'pip install --force-reinstall"
-        yield Finding(NOTE, "chunking", what, f"{advice} --no-binary pyfastcdc pyfastcdc'.")
+        build = pip_install("--force-reinstall", "--no-binary", "pyfastcdc", "pyfastcdc")
+        advice = f"Install a wheel of it, or a C compiler and then: {build}"
+        yield Finding(NOTE, "chunking", what, advice)
 
 
 def examine_machine(subject: Subject) -> Iterator[Finding]:

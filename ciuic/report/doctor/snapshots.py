@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ciuic.catalog import HOW_TO_TAKE, damaged_manifests
-from ciuic.model import Owner, SnapshotSummary, newest_first, path_text
+from ciuic.catalog import HOW_TO_TAKE, damaged_manifests, known_lost
+from ciuic.model import Owner, SnapshotSummary, covers, newest_first, path_text
 from ciuic.report.doctor.findings import (
     NOTE,
     NS,
@@ -19,7 +19,7 @@ from ciuic.store.store import Store
 from ciuic.system.clock import is_future, local_time_text
 from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_duration
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 
 __all__ = ["examine_snapshots"]
 
@@ -58,28 +58,34 @@ def examine_snapshots(
         yield from _ages("", past, None, now_ns)
         yield from _state(store, newest, survey)
         return
-    if len(plan.schedules) == 1:
-        schedule = plan.schedules[0]
-        yield from _ages("", past, schedule, now_ns)
-        yield from _state(store, newest, survey)
-        yield from _missing_roots(newest, schedule)
-        return
+    is_only = len(plan.schedules) == 1
     for schedule in plan.schedules:
-        members = [summary for summary in own if summary.schedule == schedule.name]
+        members = [summary for summary in own if _serves(summary, schedule)]
         if not members:
-            what = f"there is no snapshot of the schedule {schedule.name} yet"
+            whose = "configured directories" if is_only else f"schedule {schedule.name}"
+            what = f"there is no snapshot of the {whose} yet"
             yield Finding(WARNING, "snapshots", what, HOW_TO_TAKE)
             continue
         its_past = [member for member in members if not is_future(member.taken_ns, now_ns)]
-        yield from _ages(f"{schedule.name}: ", its_past, schedule, now_ns)
+        which = "" if is_only else f"{schedule.name}: "
+        yield from _ages(which, its_past, schedule, now_ns)
         its_newest = newest_first(members)[0]
         yield from _state(store, its_newest, survey)
         yield from _missing_roots(its_newest, schedule)
 
 
+def _serves(summary: SnapshotSummary, schedule: Schedule) -> bool:
+    """Return whether a snapshot counts for a schedule: it belongs to it, or holds all of it.
+
+    A snapshot of other directories, which a user took, tells nothing about the configured ones.
+    """
+    if summary.schedule:
+        return summary.schedule == schedule.name
+    return covers(summary.roots, schedule.roots)
+
+
 def _missing_roots(newest: SnapshotSummary, schedule: Schedule) -> Iterator[Finding]:
-    held = tuple(root.rstrip(b"/") + b"/" for root in newest.roots)
-    missing = [path_text(root) for root in schedule.roots if not (root + b"/").startswith(held)]
+    missing = [path_text(root) for root in schedule.roots if not covers(newest.roots, [root])]
     if missing:
         what = f"{newest.id} does not hold {join(missing)}"
         yield Finding(PROBLEM, "snapshots", what, "Run 'ciuic snapshot', then doctor again.")

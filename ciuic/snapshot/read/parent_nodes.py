@@ -25,8 +25,7 @@ def parent_nodes(store: Store) -> GetNode:
             return store.reader.node(kind, node_id)
         except CorruptionError:
             if store.writable:
-                store.index.drop_chunks([node_id])
-                store.index.commit()  # other processes that add wait for an open change
+                store.index.drop_damaged(node_id)
             raise
 
     return get

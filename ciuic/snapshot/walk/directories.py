@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ciuic.errors import SourceError
 from ciuic.ids import ChunkId
 from ciuic.model import Entry
 from ciuic.snapshot.bases.old_directory import OldDirectory
@@ -17,6 +18,7 @@ from ciuic.source.directory import DirectoryHandle, entry_of, read_xattrs
 from ciuic.source.exclusions import BY_MARK, Exclusions
 from ciuic.source.faults import source_faults
 from ciuic.source.freeze.views import RootView, SubvolumeView
+from ciuic.source.mounts import PseudoMounts
 from ciuic.store.records.nodes import PutNode
 from ciuic.store.records.tree_nodes import TreeBuilder, iter_tree
 from ciuic.store.store import Store
@@ -64,6 +66,9 @@ class Directories:
         tally: Counts excluded names.
         rules: The rules of the walk.
         sinks: Receive warnings and excluded names.
+
+    Attributes:
+        pseudo: The file systems that snapshots leave out.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Directories:
         self._tally = tally
         self._rules = rules
         self._sinks = sinks
+        self.pseudo = PseudoMounts()
 
     def root(self, view: RootView, old: Entry | None, old_taken_ns: int) -> WalkedDirectory:
         """Open a root.
@@ -93,11 +99,14 @@ class Directories:
             old_taken_ns: When the parent snapshot began.
 
         Raises:
-            SourceError: The root cannot be read.
+            SourceError: The root cannot be read, or is on a pseudo file system.
         """
         handle = view.open_top()
         with source_faults():
-            entry = entry_of(b".", os.fstat(handle.fd))
+            status = os.fstat(handle.fd)
+            if why := self.pseudo.why_left_out(status):
+                raise SourceError(why)
+            entry = entry_of(b".", status)
             entry.xattrs = read_xattrs(handle.fd)
             names = self._wanted_names(handle, is_root=True)
         bases = OldDirectory(self._reader, old) if self._rules.find_delta_bases else None

@@ -16,7 +16,6 @@ from ciuic.source.directory import DirectoryHandle, entry_of, read_symlink, stor
 from ciuic.source.exclusions import BY_PATTERN, BY_SIZE
 from ciuic.source.faults import source_faults
 from ciuic.source.freeze.interface import AREA_NAME
-from ciuic.source.mounts import PseudoMounts
 from ciuic.store.records.tree_nodes import NAME_BYTES_MAX, TARGET_BYTES_MAX
 from ciuic.store.store import Store
 
@@ -54,7 +53,7 @@ class Visitor:
         self._rules = rules
         self._exclusions = rules.exclusions
         self._sinks = sinks
-        self._pseudo = PseudoMounts()
+        self._pseudo = directories.pseudo
         self._links = HardLinks(store.path)
         own = os.stat(store.path)
         self._store_inode = (own.st_dev, own.st_ino)
@@ -142,7 +141,7 @@ class Visitor:
             return None
         entry = entry_of(name, status)
         if self._pseudo.holds(status):
-            self._skip(parent, entry)
+            self._skip(parent, entry, status)
             return None
         try:
             if depth >= _DEPTH_MAX:
@@ -151,7 +150,7 @@ class Visitor:
             if opened.view is not parent.view:
                 entry = entry_of(name, opened.status)
                 if self._pseudo.holds(opened.status):
-                    self._skip(parent, entry)
+                    self._skip(parent, entry, opened.status)
                     return None
             directory = self._directories.child(parent, entry, opened, old)
         except SourceError as error:
@@ -180,7 +179,9 @@ class Visitor:
             return
         self._tally.append(parent, entry)
 
-    def _skip(self, parent: WalkedDirectory, entry: Entry) -> None:
+    def _skip(self, parent: WalkedDirectory, entry: Entry, status: os.stat_result) -> None:
+        if self._pseudo.is_ciuic(status):  # users know /proc and /sys
+            self._warn(parent, entry.name, self._pseudo.why_left_out(status), harmless=True)
         entry.state = SKIPPED
         self._tally.append(parent, entry)
 

@@ -11,19 +11,23 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from ciuic.errors import CiuicError, StoreError
+from ciuic.errors import CiuicError, StoreError, StoreFullError
 from ciuic.store.directory.faults import store_faults
+from ciuic.store.directory.find import refuse_shared
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.locks import WriteLocks
+from ciuic.store.directory.ownership import is_foreign
 from ciuic.store.records import layout
 from ciuic.store.records.header import decode_header
 from ciuic.system import durable, nofollow
 from ciuic.system.hashing import derived_hash
+from ciuic.system.trust import user_text
 
 __all__ = [
     "KeptHeader",
     "StaleHeaderError",
     "cache_directory",
+    "explained_faults",
     "keep_header",
     "kept_headers",
     "only_kept_header",
@@ -33,6 +37,10 @@ __all__ = [
 _SYSTEM_CACHE: Final = "/var/cache"
 _NAME_DIGITS: Final = 8
 _ELSEWHERE: Final = "Set XDG_CACHE_HOME to a directory that this user can write to, or unset it."
+_FULL: Final = (
+    "Free space there, or set XDG_CACHE_HOME to a directory on another disk: the store is in a"
+    " bucket, and this machine keeps a part of it."
+)
 _NO_PLACE: Final = frozenset({errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS})
 _MAX: Final = 1024 * 1024
 _OF_A_STORE: Final = (layout.PARITY, layout.CONDEMNED, layout.VERDICTS, layout.COPIES)
@@ -47,6 +55,26 @@ def cache_directory(environment: Mapping[str, str]) -> str:
     if os.geteuid() == 0:
         return os.path.join(_SYSTEM_CACHE, "ciuic")
     return os.path.join(os.path.expanduser("~"), ".cache", "ciuic")
+
+
+@contextlib.contextmanager
+def explained_faults(environment: Mapping[str, str]) -> Iterator[None]:
+    """Have errors of the cache directory's disk advise about it, and not about the store's disk."""
+    try:
+        yield
+    except StoreError as error:
+        cause = error.__cause__
+        if isinstance(error, StoreFullError):
+            hint = _FULL
+        elif isinstance(cause, OSError) and cause.errno in _NO_PLACE:
+            hint = _ELSEWHERE
+        else:
+            raise
+        if os.path.realpath(cache_directory(environment)) not in error.message:
+            raise
+        explained = type(error)(error.message, hint=hint)
+        explained.done = error.done
+        raise explained from cause
 
 
 def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> str:
@@ -64,10 +92,11 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
 
     Raises:
         BusyError: It belongs to another store, and a process of this machine writes to that.
-        StoreError: The directory cannot be made.
+        StoreError: The directory cannot be made, or other users can write to it.
     """
     digits = derived_hash("ciuic cache of a bucket", name.encode()).hex()[:_NAME_DIGITS]
     path = _made(os.path.join(cache_directory(environment), f"{store_id}-{digits}"))
+    _refuse_others(path)
     about = f"{store_id} {name}\n".encode()
     folder = Folder(path)
     # Also if only the address differs: another bucket can claim the ID of this store.
@@ -82,24 +111,39 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
     return path
 
 
+def _refuse_others(path: str) -> None:
+    """Refuse a directory of another user: it has the chunk index, and manifests to put back.
+
+    Raises:
+        StoreError: It is, or other users can write to it.
+    """
+    with store_faults("look at", path):
+        owner = nofollow.status(path).st_uid
+    if owner != os.geteuid() and (is_foreign(path) or not os.access(path, os.W_OK)):
+        raise StoreError(
+            f"the cache directory {path} belongs to user {user_text(owner)}, and ciuic runs as"
+            f" {user_text(os.geteuid())}",
+            hint=_ELSEWHERE,
+        )
+    refuse_shared(
+        path,
+        f"Run 'rm -r {path}' while no command and no daemon uses the store: the bucket has what"
+        " ciuic needs.",
+    )
+
+
 class StaleHeaderError(StoreError):
     """The header of a store is not what this machine kept of it: open it again, and read it."""
 
 
 def _made(path: str) -> str:
     """Make the directory, and those in it; return its path without symlinks."""
-    try:
-        with store_faults("make", path):
-            path = nofollow.resolved(path)
-            inner = (os.path.join(path, name) for name in (layout.TEMPORARY, layout.SNAPSHOTS))
-            for each in (*_missing_parents(os.path.dirname(path)), path, *inner):
-                if not nofollow.is_directory(each):
-                    durable.make_directory(each, 0o700)
-    except StoreError as error:
-        cause = error.__cause__
-        if isinstance(cause, OSError) and cause.errno in _NO_PLACE:
-            raise type(error)(error.message, hint=_ELSEWHERE) from cause
-        raise
+    with store_faults("make", path):
+        path = nofollow.resolved(path)
+        inner = (os.path.join(path, name) for name in (layout.TEMPORARY, layout.SNAPSHOTS))
+        for each in (*_missing_parents(os.path.dirname(path)), path, *inner):
+            if not nofollow.is_directory(each):
+                durable.make_directory(each, 0o700)
     return path
 
 

@@ -90,11 +90,15 @@ def refuse_read_only(store_path: str, header: Header) -> None:
         )
 
 
-def refuse_shared(store_path: str) -> None:
+def refuse_shared(store_path: str, what_to_do: str = "") -> None:
     """Refuse a store that other users can write to: a restore would write what they put there.
 
     This checks the modes of the store's directory and of the files and directories in it. Packs and
     manifests are one level below, in directories that are checked. A missing store passes.
+
+    Args:
+        store_path: The store's directory, or the cache directory of a store in a bucket.
+        what_to_do: The begin of the hint; empty: the one for a store.
 
     Raises:
         StoreError: Other users can write to the store, and ``ALLOW_SHARED`` is not set.
@@ -108,7 +112,7 @@ def refuse_shared(store_path: str) -> None:
             with contextlib.suppress(OSError):
                 mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
                 if mode & _OTHERS_WRITE and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-                    raise _shared(store_path, name, mode)
+                    raise _shared(store_path, name, mode, what_to_do)
 
 
 def _names_in(directory: int) -> list[str]:
@@ -121,12 +125,13 @@ def _names_in(directory: int) -> list[str]:
     return []
 
 
-def _shared(store_path: str, name: str, mode: int) -> StoreError:
+def _shared(store_path: str, name: str, mode: int, what_to_do: str) -> StoreError:
     place = os.path.normpath(os.path.join(store_path, name))
+    what_to_do = what_to_do or f"Run 'chmod -R go-w {store_path}', then verify the store."
     return StoreError(
         f"other users can write to {place}: its mode is {stat.S_IMODE(mode):04o}",
-        hint=f"Run 'chmod -R go-w {store_path}', then verify the store. If sharing is intended, or"
-        f" the file system has no permissions, set {ALLOW_SHARED}=1.",
+        hint=f"{what_to_do} If sharing is intended, or the file system has no permissions, set"
+        f" {ALLOW_SHARED}=1.",
     )
 
 

@@ -1,14 +1,14 @@
 """Decides which condemned packs must stay, after every session that may rely on them has ended."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from ciuic.errors import CorruptionError
-from ciuic.ids import ChunkId, PackId
+from ciuic.ids import SESSION_BYTES, ChunkId, PackId, SessionId
 from ciuic.store.format.delta_graph import shortest_chains
 from ciuic.store.format.pack import PackedFrame
 from ciuic.store.gc.mark import Marks
-from ciuic.store.gc.usage import read_frames
+from ciuic.store.gc.usage import is_sound, read_frames
 from ciuic.store.records.kinds import CHAIN_MAX
 from ciuic.store.store import Store
 
@@ -30,6 +30,8 @@ class Judgment(NamedTuple):
 
 _Copy = tuple[ChunkId, frozenset[ChunkId]]
 """A copy of a chunk: its delta bases."""
+_Place = tuple[PackId, int]
+"""A frame: its pack, and its offset."""
 _ALONE: Final[frozenset[ChunkId]] = frozenset()
 
 
@@ -51,8 +53,8 @@ class _Frames:
                 except CorruptionError:
                     self.of[pack_id] = []
 
-    def sound(self) -> set[ChunkId]:
-        """Return the chunks that can be decoded from these packs alone."""
+    def decodable(self) -> set[ChunkId]:
+        """Return the chunks that can be decoded from these packs alone, as far as they list."""
         options: dict[ChunkId, list[tuple[ChunkId, ...]]] = {}
         for packed in (frame for frames in self.of.values() for frame in frames):
             for chunk_id, _ in packed.frame.chunks:
@@ -65,7 +67,7 @@ class _Frames:
         As good is a copy without base, or a delta against the same bases. A delta against others
         may have a longer chain, and a delta of a staying pack may count on the shorter one.
         """
-        sound = self.sound()
+        decodable = self.decodable()
         here = {
             (chunk_id, frozenset(packed.frame.delta_bases))
             for frames in self.of.values()
@@ -75,8 +77,53 @@ class _Frames:
         return {
             chunk_id
             for chunk_id, bases in copies
-            if chunk_id not in sound or here.isdisjoint(((chunk_id, _ALONE), (chunk_id, bases)))
+            if chunk_id not in decodable or here.isdisjoint(((chunk_id, _ALONE), (chunk_id, bases)))
         }
+
+    def leave_out_damaged(self, copies: Iterable[_Copy], trusted: Collection[PackId]) -> bool:
+        """Read what stands in for these copies, and leave out frames that are damaged.
+
+        Args:
+            copies: The copies.
+            trusted: Packs that are not read.
+
+        Returns:
+            Whether a frame was left out.
+        """
+        damaged: set[_Place] = set()
+        sound: set[_Place] = set()
+        for places in self._standing_in(copies, trusted):
+            for pack_id, packed in places:
+                place = (pack_id, packed.offset_bytes)
+                if pack_id in trusted or place in sound:
+                    break
+                if place in damaged:
+                    continue
+                self._check()
+                if is_sound(self._store.packs, self._store.reader, pack_id, packed):
+                    sound.add(place)
+                    break
+                damaged.add(place)
+        for pack_id, offset_bytes in damaged:
+            frames = self.of[pack_id]
+            self.of[pack_id] = [one for one in frames if one.offset_bytes != offset_bytes]
+        return bool(damaged)
+
+    def _standing_in(
+        self, copies: Iterable[_Copy], trusted: Collection[PackId]
+    ) -> Iterator[list[tuple[PackId, PackedFrame]]]:
+        """Yield for each copy the frames that are as good, first those in trusted packs."""
+        wanted = set(copies)
+        chunk_ids = {chunk_id for chunk_id, _ in wanted}
+        frames: dict[_Copy, list[tuple[PackId, PackedFrame]]] = {}
+        for pack_id, listed in self.of.items():
+            for packed in listed:
+                bases = frozenset(packed.frame.delta_bases)
+                for chunk_id in chunk_ids.intersection([one for one, _ in packed.frame.chunks]):
+                    frames.setdefault((chunk_id, bases), []).append((pack_id, packed))
+        for chunk_id, bases in wanted:
+            found = [one for kind in {_ALONE, bases} for one in frames.get((chunk_id, kind), ())]
+            yield sorted(found, key=lambda one: (one[0] not in trusted, one[0]))
 
 
 def judge_packs(
@@ -84,11 +131,14 @@ def judge_packs(
     packs: Collection[PackId],
     staying: Collection[PackId],
     marks: Marks,
+    *,
     check: Callable[[], None],
+    session_id: SessionId,
 ) -> Judgment:
     """Find the condemned packs without which a needed chunk would be lost.
 
-    The chunk index only says where to look first; the footers of the packs decide.
+    The chunk index only says where to look first; the packs decide. What stays is read before a
+    copy goes in its favor: this machine may not know that it is damaged.
 
     Args:
         store: Open for writing; its chunk index has every pack.
@@ -96,6 +146,8 @@ def judge_packs(
         staying: The packs that no condemnation names.
         marks: Every needed chunk, delta bases too.
         check: Called often; raises to end the work.
+        session_id: The session that condemned the packs. What it has written was read from sound
+            copies, and is not read again.
 
     Raises:
         UnknownFormatError: A pack has frames of a later version.
@@ -119,7 +171,14 @@ def judge_packs(
     here.read(_likely(store, _chunks(needed), frozenset(staying)))
     if here.lacking(_copies(needed)):
         here.read(staying)
-    while lacking := here.lacking(_copies(needed)):
+    while True:
+        lacking = here.lacking(_copies(needed))
+        if not lacking:
+            written = {one for one in staying if one[:SESSION_BYTES] == session_id}
+            if not here.leave_out_damaged(_copies(needed), written):
+                break
+            here.read(staying)  # others may have it
+            continue
         more = {
             pack_id
             for pack_id, copies in needed.items()

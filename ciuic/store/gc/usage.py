@@ -32,6 +32,7 @@ __all__ = [
     "Usage",
     "follow_delta_bases",
     "is_fragmented",
+    "is_sound",
     "kept_chunks",
     "measure_usage",
     "pack_path",
@@ -336,14 +337,14 @@ def _choose_retained(
     """
 
     @functools.lru_cache(_ANSWERS_KEPT)
-    def is_sound(copy: _Copy) -> bool:
-        return _is_sound(packs, reader, copy)
+    def is_readable(copy: _Copy) -> bool:
+        return is_sound(packs, reader, copy.pack_id, copy.packed)
 
     choice = _Choice({}, {})
     for chunk_id, copies in _copies(packs, uses, repeated).items():
         if len({copy.pack_id for copy in copies}) > 1:
             check()
-            chosen = next((copy for copy in _sufficient(copies) if is_sound(copy)), None)
+            chosen = next((copy for copy in _sufficient(copies) if is_readable(copy)), None)
             if chosen is not None:
                 choice.retained[chunk_id] = chosen.pack_id
         retained = choice.retained.get(chunk_id)
@@ -376,11 +377,11 @@ def _sufficient(copies: list[_Copy]) -> list[_Copy]:
     return copies if len(delta_bases) == 1 else alone
 
 
-def _is_sound(packs: Packs, reader: StoreReader, copy: _Copy) -> bool:
-    """Return whether every chunk of the frame can be read from this pack, without parity."""
-    frame = copy.packed.frame
+def is_sound(packs: Packs, reader: StoreReader, pack_id: PackId, packed: PackedFrame) -> bool:
+    """Return whether every chunk of a frame can be read from this pack, without parity."""
+    frame = packed.frame
     try:
-        payload = read_payload(packs.open(copy.pack_id), copy.packed)
+        payload = read_payload(packs.open(pack_id), packed)
         delta_bases = [reader.chunk(base, kind=DATA) for base in frame.delta_bases]
         read_chunks(frame, payload, [True] * len(frame.chunks), delta_bases)
     except (CorruptionError, UnknownFormatError):

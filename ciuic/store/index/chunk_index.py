@@ -207,7 +207,8 @@ class ChunkIndex(Records):
             chunks.setdefault(names[number], set()).add(chunk_id)
         for pack_id, chunk_ids in chunks.items():
             with contextlib.suppress(CorruptionError, UnknownFormatError):
-                self.replace_places(pack_id, frames_of(pack_id), chunk_ids)
+                sound = chunk_ids - self._damaged_in(pack_id, chunk_ids)
+                self.replace_places(pack_id, frames_of(pack_id), sound)
 
     def packs(self) -> dict[PackId, int]:
         """Return the size in bytes of every recorded pack."""
@@ -229,8 +230,17 @@ class ChunkIndex(Records):
             and places[chunk_id].pack_id in self.shut_packs
             and set(packed.frame.delta_bases) <= set(places[chunk_id].delta_bases)
         }
-        if moved:
-            self.replace_places(pack_id, frames, moved)
+        self.replace_places(pack_id, frames, moved - self._damaged_in(pack_id, moved))
+
+    def _damaged_in(self, pack_id: PackId, chunk_ids: Collection[ChunkId]) -> set[ChunkId]:
+        """Return those of the chunks that are known as lost, if this pack is known as damaged."""
+        query = (
+            "SELECT id FROM lost_chunk WHERE EXISTS"
+            " (SELECT 1 FROM pack_check WHERE name = ? AND what != '')"
+        )
+        with self._lock, self._faults():
+            found = self._db.execute(query, (pack_id,)) if chunk_ids else ()
+            return {row[0] for row in found}.intersection(chunk_ids)
 
     def usable(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
         """Return the chunks that are in a pack with their whole delta chains.

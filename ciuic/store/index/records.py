@@ -18,6 +18,8 @@ UNNAMED: Final = PackId(bytes(32))
 """Instead of the ID of a pack that is gone, if it is not known."""
 _GONE: Final = "it is gone"
 """As a check of a pack; see ``inspect_pack``."""
+_SUSPECT: Final = "a chunk in it is damaged"
+"""Instead of the check of a pack: a snapshot has read the chunk. No check has read the pack."""
 
 
 class Records(Database):
@@ -53,6 +55,22 @@ class Records(Database):
         with self._lock, self._faults():
             self._db.executemany("DELETE FROM chunk WHERE id = ?", rows)
             self._db.executemany("INSERT OR IGNORE INTO lost_chunk VALUES (?)", rows)
+
+    def drop_damaged(self, chunk_id: ChunkId) -> None:
+        """Forget the place of a chunk that was read there and is damaged, and commit.
+
+        Until a scrub has read its pack, an index that is built again from the packs does not name
+        that place either.
+        """
+        with self._lock, self._faults():
+            self._db.execute(
+                "INSERT INTO pack_check SELECT name, 0, 0, ?"
+                " FROM chunk JOIN pack ON number = pack WHERE id = ?"
+                " ON CONFLICT (name) DO UPDATE SET what = excluded.what WHERE what = ''",
+                (_SUSPECT, chunk_id),
+            )
+        self.drop_chunks([chunk_id])
+        self.commit()  # other processes that add wait for an open change
 
     def note_lost(self, chunk_ids: Iterable[ChunkId]) -> None:
         """Record chunks that are no longer in any pack as lost."""
@@ -113,10 +131,14 @@ class Records(Database):
             )
 
     def checks(self) -> dict[PackId, CheckRecord]:
-        """Return the last check of each pack that was ever checked, including removed packs."""
+        """Return the last check of each pack that was ever checked, including removed packs.
+
+        A pack in which a snapshot has found damage counts as unchecked: see ``drop_damaged``.
+        """
         with self._lock, self._faults():
             rows = self._db.execute(
-                "SELECT name, checked_ns, read_bytes, what FROM pack_check"
+                "SELECT name, checked_ns, read_bytes, what FROM pack_check WHERE what != ?",
+                (_SUSPECT,),
             ).fetchall()
         return {row[0]: self._check(row) for row in rows}
 

@@ -214,8 +214,7 @@ class StoreWriter:
             try:
                 self._reader.node(kind, node_id)
             except CorruptionError:
-                self._index.drop_chunks([node_id])
-                self._index.commit()  # other processes that add wait for an open change
+                self._index.drop_damaged(node_id)
 
     def lacking(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
         """Return the chunks that the store lacks, and that are not on their way into it.

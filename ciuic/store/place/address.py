@@ -1,12 +1,12 @@
 """Opens the place that a store's address names: a path, or a URL of an object store."""
 
+import contextlib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
-from urllib.parse import SplitResult
 
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
@@ -55,8 +55,16 @@ def open_place(
     if url.scheme == "file":
         return DirectoryPlace(url.path, clock=clock)
     prefix = url.path.strip("/")
+    renewed: Callable[[], Clients | None] | None = None
+    key_source = ""
     try:
-        clients = _clients(url, prefix, options, environment)
+        if url.scheme == "s3":
+            bucket = _S3(url.netloc, prefix, options, environment)
+            clients, renewed, key_source = bucket.clients(), bucket.renewed, bucket.key_source
+        elif url.scheme == "gs":
+            clients = _same(_gcs(url.netloc, prefix, options))
+        else:
+            clients = _same(_azure(url.netloc, prefix, options))
     except BaseError:
         # Not chained: the client's message may quote a credential.
         raise UsageError(
@@ -64,32 +72,61 @@ def open_place(
             hint="Check the endpoint, the region and the credentials file.",
         ) from None
     name = f"{url.scheme}://{url.netloc}/{prefix}"
-    return ObjectPlace(name, clients, clock=clock, patience_s=options.patience_s)
+    return ObjectPlace(
+        name,
+        clients,
+        renewed=renewed,
+        key_source=key_source,
+        clock=clock,
+        patience_s=options.patience_s,
+    )
 
 
-def _clients(
-    url: SplitResult, prefix: str, options: PlaceOptions, environment: Mapping[str, str]
-) -> Clients:
-    if url.scheme == "s3":
-        key = find_access_key(options.credentials_file, environment)
-        config = _s3_config(url.netloc, options, environment, key)
-        writing = _s3(url.netloc, prefix, config, options)
+class _S3:
+    """Makes the clients of a bucket of S3, with the access key as it is at that time."""
+
+    def __init__(
+        self, bucket: str, prefix: str, options: PlaceOptions, environment: Mapping[str, str]
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._options = options
+        self._environment = environment
+        self._key = find_access_key(options.credentials_file, environment)
+
+    @property
+    def key_source(self) -> str:
+        """What has named the access key; empty: the client asks the machine for one."""
+        return self._key.source if self._key is not None else ""
+
+    def clients(self) -> Clients:
+        """Return clients with the access key."""
+        options = self._options
+        config = _s3_config(self._bucket, options, self._environment, self._key)
+        writing = _s3(self._bucket, self._prefix, config, options)
         return Clients(
-            quick=_s3(url.netloc, prefix, config, options, timeout_s=options.quick_s),
-            reading=_s3(url.netloc, prefix, config, options, read_timeout_s=_PAUSE_S),
+            quick=_s3(self._bucket, self._prefix, config, options, timeout_s=options.quick_s),
+            reading=_s3(self._bucket, self._prefix, config, options, read_timeout_s=_PAUSE_S),
             writing=writing,
-            files=functools.cache(partial(_file_uploads, writing, key, options, environment)),
+            files=functools.cache(
+                partial(_file_uploads, writing, self._key, options, self._environment)
+            ),
         )
-    if url.scheme == "gs":
-        return _same(_gcs(url.netloc, prefix, options))
-    return _same(_azure(url.netloc, prefix, options))
+
+    def renewed(self) -> Clients | None:
+        """Return clients with the access key of the credentials file, if it is another one now."""
+        key = None
+        # What the server said is of more use than that the file is just being written.
+        with contextlib.suppress(UsageError):
+            key = find_access_key(self._options.credentials_file, self._environment)
+        if key is None or key == self._key:
+            return None
+        self._key = key
+        return self.clients()
 
 
 def _s3_config(
-    bucket: str,
-    options: PlaceOptions,
-    environment: Mapping[str, str],
-    key: AccessKey | None,
+    bucket: str, options: PlaceOptions, environment: Mapping[str, str], key: AccessKey | None
 ) -> dict[str, str | bool]:
     config: dict[str, str | bool] = {"virtual_hosted_style_request": not options.path_style}
     endpoint = options.endpoint or _endpoint(environment)

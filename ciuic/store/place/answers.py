@@ -44,10 +44,25 @@ _METADATA: Final = re.compile(r"//169\.254\.1(?:69\.254|70\.2)\b|//metadata\.goo
 """The client asks the machine that it runs on for credentials only if it has been given none."""
 _REDIRECTS: Final = range(300, 400)
 _FULL_CODES: Final = {"QuotaExceeded", "InsufficientCapacity", "XMinioStorageFull"}
+_EXPIRED: Final = "Get new credentials, then run the command again."
 _HINTS: Final = {
-    "ExpiredToken": "Get new credentials, then run the command again.",
+    "ExpiredToken": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
     "RequestTimeTooSkewed": "Set the clock of this machine: it differs too much from the server's.",
 }
+_REFUSED_KEYS: Final = {
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+}
+"""Amazon answers those about tokens with 400, as if the request were malformed."""
+_BARE: Final = 400, "look at"
+_NO_REASON: Final = (
+    "The server does not say why. If the credentials are temporary, get new ones; else check the"
+    " region and the store's address."
+)
 _OTHER_ACCOUNT: Final = (
     f"{AccessDeniedError.default_hint} If another account has written the object, it may be closed"
     " to this one: use keys of one account on all machines."
@@ -57,13 +72,16 @@ RETRIED: Final = {408, 409, 425, 429, 500, 502, 503, 504}
 _CLIENT_ONLY: Final = "the server did not answer as an object store does"
 
 
-def sorted_error(error: Exception, doing: str, url: str) -> StoreError | TransientError:
+def sorted_error(
+    error: Exception, doing: str, url: str, key_source: str = ""
+) -> StoreError | TransientError:
     """Return ciuic's error for an error of the client.
 
     Args:
         error: One of ``CLIENT_ERRORS``.
         doing: The action, as in "cannot <doing> <url>".
         url: The object's or place's URL, without credentials.
+        key_source: What has named the access key: a file or a variable; empty: unknown.
     """
     text = str(error)
     status = _status(text)
@@ -84,9 +102,10 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
         return MissingError(f"there is no {url}")
     if status == 412 or isinstance(error, (AlreadyExistsError, PreconditionError)):
         return LostRaceError(f"{url}: another writer was first")
-    if status in {401, 403} or isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-        is_object = doing == "read" and code == "AccessDenied"
-        return AccessDeniedError(message, hint=_OTHER_ACCOUNT if is_object else _HINTS.get(code))
+    # The answer to HEAD has no body, so it does not say that a token has expired.
+    is_refused = status in {401, 403} or code in _REFUSED_KEYS or (status, doing) == _BARE
+    if is_refused or isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+        return AccessDeniedError(message, hint=_hint(status, code, doing, key_source))
     if status == 501 or isinstance(error, (NotSupportedError, NotImplementedError)):
         return UnsupportedError(message)
     if status == 416:
@@ -100,6 +119,17 @@ def sorted_error(error: Exception, doing: str, url: str) -> StoreError | Transie
             hint="Check the store's address, and whether the server implements S3 in full.",
         )
     return _unanswered(text, doing, url)
+
+
+def _hint(status: int, code: str, doing: str, key_source: str) -> str:
+    """Return what to do about a refusal."""
+    if (status, doing) == _BARE:
+        return _NO_REASON
+    if doing == "read" and code == "AccessDenied":
+        return _OTHER_ACCOUNT
+    hint = _HINTS.get(code, AccessDeniedError.default_hint)
+    is_about_key = code in _REFUSED_KEYS and key_source
+    return f"{hint} The access key is that of {key_source}." if is_about_key else hint
 
 
 def _unanswered(text: str, doing: str, url: str) -> StoreError | TransientError:

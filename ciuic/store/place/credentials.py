@@ -24,11 +24,13 @@ class AccessKey:
         id: Names the key.
         secret: Proves its possession.
         token: Belongs to a temporary key; else empty.
+        source: What has named it: a file, or a variable.
     """
 
     id: str = field(repr=False)
     secret: str = field(repr=False)
     token: str = field(repr=False)
+    source: str
 
 
 def find_access_key(path: str, environment: Mapping[str, str]) -> AccessKey | None:
@@ -50,7 +52,8 @@ def find_access_key(path: str, environment: Mapping[str, str]) -> AccessKey | No
         key_id = environment.get("AWS_ACCESS_KEY_ID", "")
         secret = environment.get("AWS_SECRET_ACCESS_KEY", "")
         if key_id and secret:
-            return AccessKey(key_id, secret, environment.get("AWS_SESSION_TOKEN", ""))
+            token = environment.get("AWS_SESSION_TOKEN", "")
+            return AccessKey(key_id, secret, token, "AWS_ACCESS_KEY_ID")
         if key_id or secret:
             names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
             there, missing = names if key_id else names[::-1]
@@ -68,23 +71,22 @@ def find_access_key(path: str, environment: Mapping[str, str]) -> AccessKey | No
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
         parser.read_string(_read(path))
-        section = parser[profile]
-        return AccessKey(
-            id=section["aws_access_key_id"],
-            secret=section["aws_secret_access_key"],
-            token=section.get("aws_session_token", ""),
-        )
-    except KeyError:
-        raise UsageError(
-            f"the credentials file {path} has no access key in its section [{profile}]",
-            hint="It needs the lines aws_access_key_id = ... and aws_secret_access_key = ...",
-        ) from None
+        section = dict(parser.items(profile)) if parser.has_section(profile) else {}
     except (configparser.Error, UnicodeDecodeError):
         # Not chained: the parser's message quotes the line.
         raise UsageError(
             f"the credentials file {path} is not in the format of ~/.aws/credentials",
             hint="It needs a section [default] with lines 'name = value'.",
         ) from None
+    key_id = section.get("aws_access_key_id", "")
+    secret = section.get("aws_secret_access_key", "")
+    # Also if one of them is empty, as in a template: the server's answer would not say so.
+    if not key_id or not secret:
+        raise UsageError(
+            f"the credentials file {path} has no access key in its section [{profile}]",
+            hint="It needs the lines aws_access_key_id = ... and aws_secret_access_key = ...",
+        )
+    return AccessKey(key_id, secret, section.get("aws_session_token", ""), path)
 
 
 def _read(path: str) -> str:

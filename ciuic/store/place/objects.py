@@ -5,6 +5,7 @@ conditional write may find what an earlier attempt wrote, so the object's conten
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,13 @@ from typing import Final, Protocol, TypeVar
 import obstore
 from obstore.store import ObjectStore
 
-from ciuic.errors import CorruptionError, LostRaceError, MissingError, StoreError
+from ciuic.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    LostRaceError,
+    MissingError,
+    StoreError,
+)
 from ciuic.store.place.answers import CLIENT_ERRORS, sorted_error
 from ciuic.store.place.keys import check_folder, check_key, is_key
 from ciuic.store.place.merged import Merged, merged_ranges
@@ -68,6 +75,8 @@ class ObjectPlace:
         name: str,
         clients: Clients,
         *,
+        renewed: Callable[[], Clients | None] | None = None,
+        key_source: str = "",
         clock: Clock | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -76,11 +85,17 @@ class ObjectPlace:
         Args:
             name: Its URL, without credentials.
             clients: Clients whose prefix is the place.
+            renewed: Called when the server refuses the credentials. Returns clients with others,
+                or None if there are no others.
+            key_source: What has named the access key: a file or a variable; empty: unknown.
             clock: Measures and makes the pauses between attempts.
             patience_s: No attempt begins later than this after the first one has failed.
         """
         self._name = name.rstrip("/")
         self._clients = clients
+        self._renewed = renewed
+        self._renewal = threading.Lock()
+        self._key_source = key_source
         self._retries = Retries(clock or SystemClock(), patience_s, self._name)
         self._pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="ranges")
         self._bare_tags = False
@@ -147,9 +162,12 @@ class ObjectPlace:
                 return next(pages, None)
             except CLIENT_ERRORS as error:
                 pages = None  # the next attempt begins after the last key
-                raise sorted_error(error, "list", self._url(folder)) from None
+                raise self._sorted(error, "list", folder) from None
 
-        while page := self._retries.run("list", self._url(folder), next_page):
+        def attempt() -> Sequence[Listed] | None:
+            return self._renewing(next_page)
+
+        while page := self._retries.run("list", self._url(folder), attempt):
             yield from (listed for listed in page if is_key(listed.key))
             after = page[-1].key
 
@@ -236,7 +254,30 @@ class ObjectPlace:
             with self._sorting(doing, key):
                 return act()
 
-        return self._retries.run(doing, self._url(key), sorted_act)
+        return self._retries.run(doing, self._url(key), lambda: self._renewing(sorted_act))
+
+    def _renewing(self, act: Callable[[], T]) -> T:
+        """Do ``act`` again if the server refuses credentials that were replaced meanwhile.
+
+        Temporary ones end after an hour, and a first snapshot, a copy or a mount takes longer.
+        """
+        refused = self._clients
+        try:
+            return act()
+        except AccessDeniedError:
+            if not self._renew(refused):
+                raise
+        return act()
+
+    def _renew(self, refused: Clients) -> bool:
+        """Use other clients than these, if there are any; returns whether there are."""
+        with self._renewal:
+            if self._clients is refused:  # else another thread has replaced them
+                newer = self._renewed() if self._renewed else None
+                if newer is None:
+                    return False
+                self._clients = newer
+        return True
 
     @contextlib.contextmanager
     def _sorting(self, doing: str, key: str) -> Iterator[None]:
@@ -255,7 +296,7 @@ class ObjectPlace:
             ) from None
 
     def _sorted(self, error: Exception, doing: str, key: str) -> Exception:
-        return sorted_error(error, doing, self._url(key))
+        return sorted_error(error, doing, self._url(key), self._key_source)
 
     def _url(self, key: str) -> str:
         return f"{self._name}/{key}" if key else self._name

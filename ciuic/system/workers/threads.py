@@ -26,6 +26,10 @@ class Running(Protocol[R_co]):
         """Wait for the task and return its error; None if it had none."""
         ...
 
+    def cancel(self) -> bool:
+        """Keep the task from beginning; False if it has begun."""
+        ...
+
 
 class Pool(Protocol):
     """The part of ``ThreadPoolExecutor`` that is used."""
@@ -152,15 +156,34 @@ class Workers:
         return self._started().map(function, tasks)
 
     def run_all(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Run tasks. When all have ended, raise the error of the first that failed."""
+        """Run tasks. When all have ended, raise the error of the first that failed.
+
+        A signal that raises does not end the wait, so that no task works on what its caller closes:
+        tasks that have not begun do not begin, and its error is raised when the others have ended.
+        """
         if len(tasks) < 2:
             for task in tasks:
                 task()
             return
-        running = [self._started().submit(task) for task in tasks]
-        errors = [error for one in running if (error := one.exception()) is not None]
-        if errors:
-            raise errors[0]
+        running, failures = list[Running[None]](), list[BaseException]()
+        try:
+            for task in tasks:
+                running.append(self._started().submit(task))
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            failures.append(error)
+        while running:
+            try:
+                if failures:
+                    running = [one for one in running if not one.cancel()]
+                while running:
+                    failure = running[0].exception()
+                    running.pop(0)
+                    if failure is not None:
+                        failures.append(failure)
+            except BaseException as error:  # noqa: BLE001 - it is raised below
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _started(self) -> Pool:
         if self._pool is None:

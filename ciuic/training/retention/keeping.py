@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from ciuic.catalog import list_snapshots
+from ciuic.catalog import known_lost, list_snapshots
 from ciuic.errors import BusyError, CiuicError, CorruptionError, UnknownFormatError
 from ciuic.ids import SnapshotId
 from ciuic.maintain.prune.apply import apply_prune
@@ -18,7 +18,7 @@ from ciuic.training.retention.planning import (
     plan_retention,
 )
 from ciuic.training.retention.replacing import commit_weights
-from ciuic.view.damage import DamageSurvey, known_lost
+from ciuic.view.damage import DamageSurvey
 
 __all__ = ["Keeper"]
 

@@ -115,8 +115,9 @@ def plan_retention(
     """Decide what becomes of the snapshots of one channel of a run.
 
     The newest full state always stays complete, even if newer snapshots have the weights alone. So
-    does one whose replacement would change the order of the snapshots. That happens after a clock
-    was wrong: the parents then give an order that the times do not.
+    does one whose replacement would change the order of the snapshots, and one whose removal would
+    change it stays. That happens after a clock was wrong: the parents then give an order that the
+    times do not.
 
     Args:
         found: The snapshots of the channel, newest first.
@@ -131,7 +132,8 @@ def plan_retention(
     complete = [summary for summary in counted if FULL in summary.tags]
     chosen = {summary.id for summary in [*counted[: rules.keep_count], *complete[:1]]}
     chosen |= kept_by(rules.policies, counted[::-1], now_ns)
-    gone = {one.id for one in unpinned if one.id not in chosen}
+    gone = _removable([one for one in unpinned if one.id not in chosen], snapshots)
+    chosen |= {one.id for one in unpinned if one.id not in gone}
     limit = len(found) if rules.keep_optimizer is None else rules.keep_optimizer
     wanted = [summary for summary in complete if summary.id in chosen][limit:]
     reduced = _reducible(wanted, [one for one in snapshots if one.id not in gone])
@@ -145,6 +147,26 @@ def plan_retention(
 def reduced_tags(tags: Sequence[str]) -> tuple[str, ...]:
     """Return the tags of the weights of a full state."""
     return (*[WEIGHTS if tag == FULL else tag for tag in tags if tag != REDUCED], REDUCED)
+
+
+def _removable(
+    wanted: Sequence[SnapshotSummary], snapshots: Sequence[SnapshotSummary]
+) -> set[SnapshotId]:
+    """Return the snapshots whose removal leaves all others in their order."""
+    ordered = newest_first(snapshots)
+
+    def keeps_order(gone: set[SnapshotId]) -> bool:
+        left = [one for one in ordered if one.id not in gone]
+        return newest_first(left) == left
+
+    gone = {one.id for one in wanted}
+    if keeps_order(gone):
+        return gone
+    gone = set()
+    for one in reversed(wanted):
+        if keeps_order({*gone, one.id}):
+            gone.add(one.id)
+    return gone
 
 
 def _reducible(

@@ -15,6 +15,7 @@ import numpy as np
 
 from ciuic.errors import UnknownFormatError
 from ciuic.formats.headers import WIDTHS
+from ciuic.hints import pip_install
 
 __all__ = [
     "ArrayLeaf",
@@ -254,7 +255,7 @@ def read_dtype(text: str) -> "np.dtype[Any]":
     if not isinstance(found, type) or not issubclass(found, np.generic):
         raise UnknownFormatError(
             f"the element type {text} of numpy needs the package {_MORE_TYPES}, or a newer one",
-            hint=f"Install it: pip install --upgrade {_MORE_TYPES}",
+            hint=f"Install it: {pip_install('--upgrade', _MORE_TYPES)}",
         )
     return np.dtype(found)
 

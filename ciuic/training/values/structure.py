@@ -10,7 +10,7 @@ import math
 import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +29,9 @@ Path = tuple[object, ...]
 
 _KIND: Final = "$"
 _DEPTH_MAX: Final = 100
+_SHARED_MAX: Final = 250_000
+"""Containers that may be written again, which takes seconds. A list that holds another one twice,
+and so on, 40 levels deep, would be written a million million times."""
 _INT_BITS_MAX: Final = 63
 UNREADABLE: Final = (
     KeyError,
@@ -64,6 +67,10 @@ class StructureWriter:
         self._add_array = add_array
         self._pickles = pickles
         self._open: set[int] = set()
+        self._known: dict[int, object] = {}
+        """The containers that were written, by their IDs, which stay theirs."""
+        self._written = self._held = 0
+        """Containers that were written, and values that the known ones hold."""
         self._writers: dict[type, Callable[[Any, Path], Json]] = {
             float: self._float,
             int: self._int,
@@ -139,8 +146,25 @@ class StructureWriter:
     def _int(self, value: int, _: Path) -> Json:
         return value if value.bit_length() <= _INT_BITS_MAX else _kind("int", hex=f"{value:x}")
 
+    def _count(self, value: Sized, path: Path) -> None:
+        """Count a container that is written.
+
+        Raises:
+            TypeError: The state holds few containers, and each of them again and again.
+        """
+        self._written += 1
+        if id(value) not in self._known:
+            self._known[id(value)] = value
+            self._held += len(value)
+        elif self._written > _SHARED_MAX + self._held:
+            raise TypeError(
+                f"{written_path(path[:2])} cannot be stored: it holds the same containers again and"
+                f" again, more than {_SHARED_MAX:,} times"
+            )
+
     def _dict(self, value: dict[object, object], path: Path) -> Json:
         if all(type(key) is str for key in value) and _KIND not in value:
+            self._count(value, path)
             return {key: self.write(inner, (*path, key)) for key, inner in value.items()}
         return _kind("dict", items=self._pairs(value, path))
 
@@ -160,12 +184,14 @@ class StructureWriter:
         return _kind("defaultdict", factory=names[:1], items=self._pairs(value, path))
 
     def _pairs(self, value: Mapping[Any, object], path: Path) -> list[Json]:
+        self._count(value, path)
         return [
             [self.write(key, (*path, key)), self.write(inner, (*path, key))]
             for key, inner in value.items()
         ]
 
-    def _items(self, value: Iterable[object], path: Path) -> list[Json]:
+    def _items(self, value: Collection[object], path: Path) -> list[Json]:
+        self._count(value, path)
         return [self.write(inner, (*path, at)) for at, inner in enumerate(value)]
 
 

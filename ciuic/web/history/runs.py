@@ -16,6 +16,7 @@ from ciuic.timeline.run_compare import Metrics, compare_runs, parse_best
 from ciuic.timeline.run_compare import RunComparison as Comparison
 from ciuic.timeline.runs import find_run, known_runs
 from ciuic.web.history.timelines import COMPARED_MAX, compared_answer, finite
+from ciuic.web.history.turns import Turns
 from ciuic.web.models import ComparedRun, RunComparison, RunList
 from ciuic.web.reading import Reading
 from ciuic.web.shown import meant, sent
@@ -37,9 +38,13 @@ class Runs:
 
     Args:
         reading: Reads the store.
+
+    Attributes:
+        turns: Of the requests that compare runs.
     """
 
     def __init__(self, reading: Reading) -> None:
+        self.turns = Turns()
         self._reading = reading
         self._courses = Courses()
         self._offsets = Offsets()

@@ -19,6 +19,7 @@ from ciuic.timeline.curve import Point
 from ciuic.timeline.logs import fields_of
 from ciuic.timeline.placing import Offsets, PlacedLogs
 from ciuic.timeline.timeline import Timeline, make_timeline
+from ciuic.web.history.turns import Turns
 from ciuic.web.models import (
     ChangedFiles,
     ComparedSnapshot,
@@ -51,9 +52,13 @@ class Timelines:
         reading: Reads the store.
         logs: Logs of training programs, or patterns that name several.
         clock: Tells whether a log has changed lately.
+
+    Attributes:
+        turns: Of the requests that read logs.
     """
 
     def __init__(self, reading: Reading, logs: Sequence[bytes], clock: Clock) -> None:
+        self.turns = Turns()
         self._reading = reading
         self._clock = clock
         self._logs = tuple(logs)

@@ -83,6 +83,7 @@ def _do(
         delete=work["delete"],
         dry_run=work["dry_run"],
         fallback=work["fallback"],
+        refuses_being_written=work["overwrite"],
         is_noted=True,
     )
     manifest = store.manifest(summary.id)

@@ -250,7 +250,10 @@ class _Run:
         marks = mark_needed(store, frozenset(), self._check, self._progress)
         follow_delta_bases(store.packs, sizes, marks, check=lambda _: self._check())
         packs = condemnation.packs & sizes.keys()
-        judgment = judge_packs(store, packs, sizes.keys() - shut_packs, marks, self._check)
+        staying = sizes.keys() - shut_packs
+        judgment = judge_packs(
+            store, packs, staying, marks, check=self._check, session_id=condemnation.session
+        )
         for pack_id, chunk_ids in judgment.elsewhere.items():
             store.index.replace_places(pack_id, read_frames(store.packs, pack_id), chunk_ids)
         store.index.commit()

@@ -1,0 +1,36 @@
+"""Which configured directories are not there: a misspelled one, or one that is not mounted yet."""
+
+import os
+import stat
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+__all__ = ["absent_roots"]
+
+_ANSWER_S: Final = 2.0
+
+
+def absent_roots(roots: Iterable[str]) -> list[str]:
+    """Return the roots at which there is no directory; not those that this user may not look at.
+
+    A network file system whose server is gone may never answer. The roots that this user learns
+    nothing about within two seconds are left out as well.
+    """
+    absent: list[str] = []
+    asking = threading.Thread(target=_look, args=(list(roots), absent), daemon=True)
+    asking.start()
+    asking.join(_ANSWER_S)
+    return list(absent)
+
+
+def _look(roots: Iterable[str], absent: list[str]) -> None:
+    for root in roots:
+        try:
+            is_there = stat.S_ISDIR(os.stat(root).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            is_there = False
+        except OSError:
+            continue
+        if not is_there:
+            absent.append(root)

@@ -1,0 +1,87 @@
+"""A damaged copy of a chunk in a bucket does not count: docs/protocol.md."""
+
+import functools
+import os
+
+import pytest
+
+from ciuic.ids import SESSION_BYTES, SessionId
+from ciuic.maintain.scrub.bucket import Bucket
+from ciuic.maintain.scrub.scrub import scrub
+from ciuic.store.adding import adding
+from ciuic.store.addressed import open_at_address
+from ciuic.store.records import layout
+from ciuic.store.records.kinds import DATA
+from tests.kit.buckets import FolderMachine, write
+from tests.kit.damage import flip_byte
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A machine whose snapshot needs two files, which are in one pack."""
+    made = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    made.init()
+    write(tmp_path / "source", ["a", "b"], 300_000)
+    made.take_at(made.place(), tmp_path / "source")
+    return made
+
+
+def path_of(machine, pack_id):
+    return machine.cache.parent / "bucket" / layout.PACKS / layout.pack_name(pack_id)
+
+
+def stored_again(machine):
+    """Store a chunk in a further pack; returns the chunk, and its first and second place."""
+    with machine.opened_at(machine.place()) as store:
+        ((chunk, _), *_) = [
+            one for part in store.index.chunk_ids() for one in part if one[1] == DATA
+        ]
+        plain = store.reader.chunk(chunk, kind=DATA)
+        (first,) = store.index.places([chunk]).values()
+        store.index.drop_chunks([chunk])
+        with adding(store, parity=0) as writer:
+            writer.add_data([(chunk, plain)])
+        (second,) = store.index.places([chunk]).values()
+    return chunk, first, second
+
+
+def damage(machine, place):
+    flip_byte(path_of(machine, place.pack_id), place.offset_bytes + place.frame_bytes // 2)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_condemned_pack_stays_if_what_stands_in_for_it_is_damaged(machine, is_damaged):
+    _, first, second = stored_again(machine)
+    if is_damaged:
+        damage(machine, first)
+    with machine.opened_at(machine.place()) as store:
+        condemns = SessionId(os.urandom(SESSION_BYTES))
+        assert store.bucket.condemned.condemn(condemns, [second.pack_id])
+    away = FolderMachine(machine.cache.parent / "bucket", machine.cache.parent / "another")
+
+    away.prune()
+
+    assert path_of(machine, second.pack_id).exists() == is_damaged
+    for each in (
+        away,
+        FolderMachine(machine.cache.parent / "bucket", machine.cache.parent / "new"),
+    ):
+        assert each.verify().ok
+
+
+def test_a_chunk_whose_sound_copy_goes_is_stored_again(machine):
+    chunk, first, second = stored_again(machine)
+    damage(machine, second)
+    opened = functools.partial(open_at_address, machine.address, machine.environ, machine.options)
+    report = scrub(Bucket(opened), clock=machine.clock)
+    assert [(pack.lost, pack.saved) for pack in report.damaged] == [((), 1)]
+
+    with machine.opened_at(machine.place(), only_adds=True) as store:
+        assert store.index.places([chunk])[chunk].pack_id == first.pack_id
+        assert store.index.usable([chunk]) == {chunk}
+    path_of(machine, first.pack_id).unlink()  # as a prune does that needs the chunk no more
+    with machine.opened_at(machine.place(), only_adds=True) as store:
+        assert second.pack_id in store.index.packs()
+        assert store.index.usable([chunk]) == set()

@@ -1,0 +1,115 @@
+"""Requests that take long leave threads to the others."""
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from ciuic.web.statics import Statics
+from tests.kit.box import Box
+from tests.kit.program import environment
+
+MANY = 41
+"""One more than the threads that the server has for requests."""
+ANSWERS_WHEN_TOLD = """
+import sys, threading
+from ciuic.cli.entry import program
+from ciuic.web.history.timelines import Timelines
+from ciuic.web.models import SnapshotComparison
+
+told = threading.Event()
+
+def compare(self, names):
+    print(names[0], flush=True)
+    told.wait()
+    return SnapshotComparison(snapshots=[])
+
+Timelines.compare = compare
+threading.Thread(target=lambda: [sys.stdin.readline(), told.set()], daemon=True).start()
+sys.argv[0] = "ciuic"
+program()
+"""
+
+
+class Server(contextlib.ExitStack):
+    """A server whose comparisons end when it is told so."""
+
+    def __init__(self, box: Box) -> None:
+        super().__init__()
+        command = [sys.executable, "-c", ANSWERS_WHEN_TOLD, "--config", str(box.config), "web"]
+        self.process = self.enter_context(
+            subprocess.Popen(
+                command,
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        )
+        self.callback(self.process.kill)
+        url = urlsplit(self.said())
+        self._address = url.netloc
+        self._token = {"Authorization": f"Bearer {url.query.partition('=')[2]}"}
+
+    def said(self) -> str:
+        """Return the next line of the output."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self) -> None:
+        """End all comparisons."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def ask(self, path: str) -> http.client.HTTPConnection:
+        """Send a request, and do not wait for the answer."""
+        client = http.client.HTTPConnection(self._address, timeout=120)
+        self.callback(client.close)
+        client.request("GET", path, headers=self._token)
+        return client
+
+
+@pytest.fixture
+def server(box: Box) -> Iterator[Server]:
+    (box.source / "file").write_bytes(b"content")
+    box.take()
+    with Server(box) as found:
+        yield found
+
+
+def test_comparisons_that_were_given_up_do_not_keep_the_page_from_answering(server: Server) -> None:
+    given_up = [server.ask(f"/v1/compare?id=given-up-{number}") for number in range(MANY)]
+    begun = {server.said(), server.said()}
+    page = json.load(server.ask("/v1/overview").getresponse())
+    for client in given_up:
+        client.close()
+    last = server.ask("/v1/compare?id=last")
+    # The server has seen the ends of the connections before it answers this.
+    assert server.ask("/v1/overview").getresponse().status == 200
+    server.tell()
+
+    assert last.getresponse().status == 200
+    assert page["store"]
+    assert len(begun) == 2
+    assert server.said() == "last", "a request that was given up has begun nevertheless"
+
+
+def test_other_files_beside_those_of_the_page_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "page.js").write_text("let x = 1;")
+    (tmp_path / "page.js~").write_text("an editor's copy")
+    (tmp_path / ".DS_Store").write_bytes(b"\0")
+    (tmp_path / "__pycache__").mkdir()
+
+    found = Statics(tmp_path)
+
+    assert found.address("page.js").startswith("/static/page.js?v=")
+    with pytest.raises(KeyError):
+        found.address("page.js~")
