@@ -9,7 +9,6 @@ __all__ = [
     "FSTAB",
     "Mount",
     "PseudoMounts",
-    "is_on_local_disk",
     "mount_of",
     "mount_points_of",
     "mounts",
@@ -24,7 +23,6 @@ _PSEUDO_TYPES: Final = frozenset(
     b" fuse.ciuic fusectl hugetlbfs mqueue nsfs proc pstore rpc_pipefs securityfs selinuxfs sysfs"
     b" tracefs".split()
 )
-_LOCAL_TYPES: Final = frozenset(b"bcachefs btrfs ext2 ext3 ext4 f2fs overlay xfs zfs".split())
 _OCTAL: Final = rb"\\([0-7]{3})"
 
 
@@ -88,12 +86,6 @@ def mount_of(path: bytes, known: Sequence[Mount]) -> Mount | None:
     holding = [mount for mount in known if _is_within(path, mount.point)]
     # The longest mount point wins; of several mounts at one point, the last hides the others.
     return max(reversed(holding), key=lambda mount: len(mount.point), default=None)
-
-
-def is_on_local_disk(path: str) -> bool:
-    """Return whether a path is on a file system that is known to need no server."""
-    mount = mount_of(os.path.realpath(os.fsencode(path)), mounts())
-    return mount is not None and mount.kind in _LOCAL_TYPES
 
 
 class PseudoMounts:

@@ -20,7 +20,7 @@ _KIT: Any = importlib.import_module("tests.kit.buckets")
 
 PAGE = 1000
 HOURS = 365 * 24
-PUTS = ("put", "stage", "create", "replace")
+PUTS = ("put", "put_file", "stage", "create", "replace")
 GETS = ("get", "get_versioned", "get_ranges", "size_bytes")
 LISTED = ("marks", "snapshots", "condemned", "verdicts", "packs")
 """What each session lists at its beginning."""
@@ -51,7 +51,8 @@ class Counting:
             self.requests[kind] += 1
             found = method(*arguments, **more)
             if kind == "put":
-                self.carried["up"] += len(arguments[1])
+                body = arguments[1]
+                self.carried["up"] += body.size_bytes if name == "put_file" else len(body)
             elif isinstance(found, bytes):
                 self.carried["down"] += len(found)
             elif isinstance(found, list):

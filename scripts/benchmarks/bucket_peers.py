@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.tools import find_ciuic
+from benchmarks.tools import compile_program, find_ciuic
 from tests.kit.ceph import ACCESS_KEY, SECRET_KEY, Server, ceph_server
 from tests.kit.signed_requests import make_bucket
 
@@ -98,7 +98,11 @@ def _server_s(server: Server) -> float:
 
 
 def _tools(server: Server, work: Path, rclone: str) -> list[Tool]:
-    ciuic = str(find_ciuic())
+    found = find_ciuic()
+    if found is None:
+        raise RuntimeError("ciuic is not installed")
+    compile_program(found)
+    ciuic = str(found)
     keys = {**server.environment, "AWS_ENDPOINT_URL": server.endpoint}
     tools = [
         Tool(

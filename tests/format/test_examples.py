@@ -313,11 +313,12 @@ def test_the_pack(tmp_path):
 def test_the_segment():
     pack, name = from_hex("pack"), rows("packname")[0][0]
     data = from_hex("segment")
-    ends = [PackEnd(bytes.fromhex(name), len(pack), end_of(pack))]
+    end = end_of(lambda length, at: pack[at : at + length], len(pack))
+    ends = [PackEnd(bytes.fromhex(name), len(pack), end)]
 
     assert encode_segment(ends) == data
     assert layout.segment_name(data) == rows("segmentname")[0][0]
-    assert reader.ends_of_segment(data) == {name: (len(pack), end_of(pack))}
+    assert reader.ends_of_segment(data) == {name: (len(pack), end)}
     assert f"section 7, has {len(data)} bytes" in PAGE.read_text()
 
 

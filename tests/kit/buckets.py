@@ -42,17 +42,18 @@ class PlaceWithFaults:
 
     def __getattr__(self, name):
         method = getattr(self._place, name)
-        if name not in {"put", "stage", "create", "replace", "delete"}:
+        if name not in {"put", "put_file", "stage", "create", "replace", "delete"}:
             return method
+        kind = "put" if name == "put_file" else name
 
         def changed(keys, *rest):
             keys = sorted(keys) if name == "delete" else keys
             number = len(self.changes)
-            self.changes.append((name, keys))
+            self.changes.append((kind, keys))
             if self._is_killed:
                 return None
             try:
-                self._before(number, name, keys)
+                self._before(number, kind, keys)
             except KilledError:
                 self._is_killed = True
                 raise

@@ -1,5 +1,6 @@
 """The contract of every place, as tests: a subclass per place defines the fixture ``place``."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +9,7 @@ import pytest
 from ciuic.errors import CorruptionError, LostRaceError, MissingError
 from ciuic.store.place.place import ByteRange, Place
 from ciuic.store.place.probe import probe
+from ciuic.store.place.uploads.body import FileBody
 
 BAD_KEYS = ["", "/a", "a/", "a//b", "..", "a/../b", ".", "a/./b", "a\0b", "a b", "ä", "a" * 300]
 MIB = 1024 * 1024
@@ -31,6 +33,15 @@ class ReadsAndWrites:
         place.put("a", b"short")
 
         assert place.get("a", 100) == b"short"
+
+    @pytest.mark.parametrize("size", [0, 5, 3 * MIB + 1])
+    def test_a_file_is_uploaded_whole(self, place, tmp_path, size):
+        path = tmp_path / "file"
+        path.write_bytes(os.urandom(size))
+        with path.open("rb", buffering=0) as file:
+            place.put_file("packs/a", FileBody(file, size))
+
+        assert place.get("packs/a", size) == path.read_bytes()
 
     def test_an_empty_object_is_an_object(self, place):
         place.put("a", b"")

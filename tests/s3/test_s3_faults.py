@@ -1,5 +1,7 @@
 """A place on a real S3 server keeps its promises when the network and the server fail."""
 
+import dataclasses
+import os
 import re
 import socket
 import traceback
@@ -20,6 +22,7 @@ from ciuic.store.place.address import open_place
 from ciuic.store.place.location import PlaceOptions
 from ciuic.store.place.place import ByteRange
 from ciuic.store.place.probe import Abilities, probe
+from ciuic.store.place.uploads.body import FileBody
 from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import ACCESS_KEY, SECRET_KEY
 from tests.kit.clock import ManualClock
@@ -96,6 +99,45 @@ def test_a_write_survives_each_fault(place, proxy, other, fault):
     proxy.inject(fault, fault)
     place.delete(["packs/a", "packs/none"])
     assert keys(other) == []
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A file that is sent from the disk."""
+    path = tmp_path / "pack"
+    path.write_bytes(os.urandom(2_000_000))
+    with path.open("rb", buffering=0) as file:
+        yield FileBody(file, 2_000_000)
+
+
+def test_a_file_survives_each_fault(place, proxy, other, fault, large):
+    proxy.inject(fault, fault)
+    place.put_file("packs/a", large)
+
+    assert other.get("packs/a", 2_000_000) == large.read()
+
+
+def test_a_file_that_changes_on_its_way_is_refused_and_sent_again(place, proxy, other, large):
+    senders = []
+
+    def change(request, forward):
+        senders.append("user-agent" in {name.lower() for name in request.headers})
+        if len(senders) == 1:
+            last = bytes([request.body[-1] ^ 1])
+            request = dataclasses.replace(request, body=request.body[:-1] + last)
+        return forward(request)
+
+    proxy.always(change)
+    place.put_file("packs/a", large)
+    assert other.get("packs/a", 2_000_000) == large.read()
+    assert senders == [False, True], "from the disk, and then by the client"
+
+
+def test_a_file_is_sent_by_one_request_that_the_server_accepts(place, proxy, other, large):
+    place.put_file("packs/a", large)
+
+    assert other.get("packs/a", 2_000_000) == large.read()
+    assert len(proxy.requests) == 1
 
 
 def test_a_create_survives_each_fault_and_knows_its_own_object(place, proxy, other, fault):

@@ -3,8 +3,9 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from ciuic.store.place import objects
 from ciuic.store.place.address import open_place
 from ciuic.store.place.location import PlaceOptions
 from ciuic.store.place.place import Place
+from ciuic.store.place.uploads.body import FileBody
 from tests.kit.clock import ManualClock
 
 MIB = 1024 * 1024
@@ -76,6 +78,22 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
+@pytest.fixture(params=["memory", "disk"])
+def put(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Place], None]:
+    """Uploads 2 MiB, from the memory or from the disk."""
+
+    def from_memory(place: Place) -> None:
+        place.put("packs/a", bytes(2 * MIB))
+
+    def from_disk(place: Place) -> None:
+        path = tmp_path / "pack"
+        path.write_bytes(bytes(2 * MIB))
+        with path.open("rb", buffering=0) as file:
+            place.put_file("packs/a", FileBody(file, 2 * MIB))
+
+    return from_memory if request.param == "memory" else from_disk
+
+
 def place_at(port: int, **options: float) -> Place:
     at = PlaceOptions(endpoint=f"http://127.0.0.1:{port}", region="r", **options)
     return open_place("s3://bucket/a", ENVIRONMENT, at, clock=ManualClock())
@@ -86,25 +104,29 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "_LOOK_S", 0.1)
 
 
-def test_an_upload_to_a_server_that_stops_answering_is_given_up(server: Server) -> None:
+def test_an_upload_to_a_server_that_stops_answering_is_given_up(
+    server: Server, put: Callable[[Place], None]
+) -> None:
     server.answers = False
     place = place_at(server.server_port, quick_s=0.2, patience_s=0)
     with pytest.raises(OfflineError, match="the server has stopped answering"):
-        place.put("packs/a", bytes(2 * MIB))
+        put(place)
     assert server.looks == 2
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_an_upload_goes_on_while_the_server_has_no_time_for_looks(
-    server: Server, status: int
+    server: Server, status: int, put: Callable[[Place], None]
 ) -> None:
     server.status = status
-    place_at(server.server_port, patience_s=0).put("packs/a", bytes(2 * MIB))
+    put(place_at(server.server_port, patience_s=0))
     assert server.looks >= 4
 
 
-def test_an_upload_may_take_long_while_the_server_answers(server: Server) -> None:
-    place_at(server.server_port, patience_s=0).put("packs/a", bytes(2 * MIB))
+def test_an_upload_may_take_long_while_the_server_answers(
+    server: Server, put: Callable[[Place], None]
+) -> None:
+    put(place_at(server.server_port, patience_s=0))
     assert server.looks >= 4
 
 

@@ -1,12 +1,9 @@
 """What a restore or a verification needs of a bucket is fetched once, also the bases of deltas.
 
-A pack that is sent there is not copied to the memory of the process.
-
 The bucket is a directory behind the interface of a place.
 """
 
 import contextlib
-import mmap
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +14,6 @@ import pytest
 from ciuic.restore.place.far.written_chunks import WrittenChunks
 from ciuic.store.gc.usage import read_payload
 from ciuic.store.index.places import ChunkPlace
-from ciuic.store.packs import pack_writer
 from ciuic.store.packs.open_packs import OpenPacks
 from ciuic.store.packs.reader import StoreReader
 from ciuic.store.place.directory import DirectoryPlace
@@ -240,43 +236,27 @@ def test_damage_of_one_kept_part_is_not_damage_of_the_store(machine, what):
 
 @pytest.fixture
 def in_memory():
-    """A directory on a file system that is not a local disk."""
+    """A directory on a file system without a disk."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory)
 
 
-def kinds_sent(monkeypatch, tmp_path, cache):
-    """Take a snapshot; return the types of the memory that its packs are sent from."""
-    put = DirectoryPlace.put
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_a_pack_is_uploaded_from_its_file_which_goes(tmp_path, in_memory, monkeypatch, is_direct):
+    put_file = DirectoryPlace.put_file
     sent = []
 
-    def noted(place, key, data):
-        sent.append((key.partition("/")[0], type(data.obj) if isinstance(data, memoryview) else 0))
-        return put(place, key, data)
+    def noted(place, key, body):
+        sent.append(key.partition("/")[0])
+        put_file(place, key, body)
 
-    monkeypatch.setattr(DirectoryPlace, "put", noted)
+    monkeypatch.setattr(DirectoryPlace, "put_file", noted)
+    cache = tmp_path / "cache" if is_direct else in_memory / "cache"
     machine = FolderMachine(tmp_path / "bucket", cache)
     machine.init()
     write(tmp_path / "source", ["a"], 3 * MIB)
 
     machine.check(listed=[machine.take(tmp_path / "source").id])
 
+    assert set(sent) == {"packs"}
     assert not list(cache.rglob("tmp/*"))
-    return {kind for folder, kind in sent if folder == "packs"}
-
-
-def test_a_pack_is_uploaded_from_the_page_cache(tmp_path, monkeypatch):
-    assert kinds_sent(monkeypatch, tmp_path, tmp_path / "cache") == {mmap.mmap}
-
-
-def test_a_pack_that_is_not_on_a_local_disk_is_uploaded_from_memory(
-    tmp_path, in_memory, monkeypatch
-):
-    assert kinds_sent(monkeypatch, tmp_path, in_memory / "cache") == {bytes}
-
-
-def test_a_pack_that_may_not_be_on_the_disk_yet_is_uploaded_from_memory(tmp_path, monkeypatch):
-    """The file system refuses O_DIRECT, as some do."""
-    monkeypatch.setattr(pack_writer, "_set_direct", lambda _fd, **_: False)
-
-    assert kinds_sent(monkeypatch, tmp_path, tmp_path / "cache") == {bytes}

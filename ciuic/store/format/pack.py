@@ -71,10 +71,16 @@ def encode_footer(
     return pack_id_of(footer), footer + trailer
 
 
-def end_of(pack: bytes | memoryview) -> bytes:
-    """Return footer and trailer of a complete pack."""
-    footer_offset = _TRAILER.unpack_from(pack, len(pack) - TRAILER_BYTES)[0]
-    return bytes(pack[footer_offset:])
+def end_of(read: Callable[[int, int], bytes], size_bytes: int) -> bytes:
+    """Return footer and trailer of a complete pack; anything else: see ``is_end``.
+
+    Args:
+        read: Returns bytes of the pack, given how many and where they begin.
+        size_bytes: The length of the pack.
+    """
+    trailer = read(TRAILER_BYTES, max(0, size_bytes - TRAILER_BYTES))
+    begin = _TRAILER.unpack(trailer)[0] if len(trailer) == TRAILER_BYTES else size_bytes
+    return read(max(0, size_bytes - begin), begin)
 
 
 def is_end(data: bytes, pack_id: PackId, size_bytes: int) -> bool:

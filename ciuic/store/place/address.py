@@ -1,9 +1,11 @@
 """Opens the place that a store's address names: a path, or a URL of an object store."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from obstore.exceptions import BaseError
@@ -13,7 +15,7 @@ from ciuic.errors import UsageError
 from ciuic.store.place.credentials import AccessKey, find_access_key
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.location import PlaceOptions, endpoint_url, split_address
-from ciuic.store.place.objects import Clients, ObjectPlace
+from ciuic.store.place.objects import Clients, FileSender, ObjectPlace
 from ciuic.store.place.place import Place
 from ciuic.system.clock import Clock
 
@@ -101,10 +103,14 @@ class _S3:
         """Return clients with the access key."""
         options = self._options
         config = _s3_config(self._bucket, options, self._environment, self._key)
+        writing = _s3(self._bucket, self._prefix, config, options)
         return Clients(
             quick=_s3(self._bucket, self._prefix, config, options, timeout_s=options.quick_s),
             reading=_s3(self._bucket, self._prefix, config, options, read_timeout_s=_PAUSE_S),
-            writing=_s3(self._bucket, self._prefix, config, options),
+            writing=writing,
+            files=functools.cache(
+                partial(_file_uploads, writing, self._key, options, self._environment)
+            ),
         )
 
     def renewed(self) -> Clients | None:
@@ -178,7 +184,7 @@ def _s3(
     *,
     timeout_s: float = _BULK_S,
     read_timeout_s: float = _BULK_S,
-) -> ObjectStore:
+) -> S3Store:
     return S3Store(
         bucket,
         prefix=prefix or None,
@@ -191,6 +197,15 @@ def _s3(
         },
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
     )
+
+
+def _file_uploads(
+    client: S3Store, key: AccessKey | None, options: PlaceOptions, environment: Mapping[str, str]
+) -> FileSender:
+    # Imported here: most commands upload nothing large, and it imports an HTTP client.
+    from ciuic.store.place.uploads.s3 import FileUploads
+
+    return FileUploads(client, key, environment, options.connect_s)
 
 
 def _with_bucket(endpoint: str, bucket: str) -> str:

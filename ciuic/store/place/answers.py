@@ -27,7 +27,7 @@ from ciuic.errors import (
 )
 from ciuic.store.place.retries import TransientError
 
-__all__ = ["CLIENT_ERRORS", "sorted_error"]
+__all__ = ["CLIENT_ERRORS", "RETRIED", "sorted_error"]
 
 CLIENT_ERRORS: Final = (BaseError, FileNotFoundError, NotImplementedError)
 """What the client raises when a request fails."""
@@ -67,7 +67,7 @@ _OTHER_ACCOUNT: Final = (
     f"{AccessDeniedError.default_hint} If another account has written the object, it may be closed"
     " to this one: use keys of one account on all machines."
 )
-_RETRIED: Final = {408, 409, 425, 429, 500, 502, 503, 504}
+RETRIED: Final = {408, 409, 425, 429, 500, 502, 503, 504}
 """409: two conditional writes met, and the server asks for another attempt."""
 _CLIENT_ONLY: Final = "the server did not answer as an object store does"
 
@@ -89,7 +89,7 @@ def sorted_error(
     message = f"cannot {doing} {url}: {_reason(status, code)}"
     if code in _FULL_CODES or status == 507:
         return StoreFullError(message, hint="Delete objects, or raise the quota of the bucket.")
-    if status in _RETRIED:
+    if status in RETRIED:
         return TransientError(_reason(status, code), is_answer=True)
     if _METADATA.search(text):
         return _no_credentials(doing, url)

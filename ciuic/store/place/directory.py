@@ -32,7 +32,7 @@ from ciuic.store.directory.files import (
     status_of,
 )
 from ciuic.store.place.keys import check_folder, check_key, is_key
-from ciuic.store.place.place import ByteRange, Found, Listed, Version
+from ciuic.store.place.place import Body, ByteRange, Found, Listed, Version
 from ciuic.store.records import layout
 from ciuic.system import durable, nofollow
 from ciuic.system.clock import Clock, SystemClock
@@ -143,6 +143,10 @@ class DirectoryPlace:
         path = self._path(key)
         with store_faults("write", path):
             self._with_folders(key, lambda: self._write(durable.write_whole, path, data))
+
+    def put_file(self, key: str, body: Body) -> None:
+        """See ``Place``."""
+        self.put(key, body.read())
 
     def stage(self, key: str, data: bytes) -> None:
         """See ``Place``."""

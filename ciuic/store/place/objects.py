@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import obstore
 from obstore.store import ObjectStore
@@ -24,11 +24,11 @@ from ciuic.errors import (
 from ciuic.store.place.answers import CLIENT_ERRORS, sorted_error
 from ciuic.store.place.keys import check_folder, check_key, is_key
 from ciuic.store.place.merged import Merged, merged_ranges
-from ciuic.store.place.place import ByteRange, Found, Listed, Version
+from ciuic.store.place.place import Body, ByteRange, Found, Listed, Version
 from ciuic.store.place.retries import PATIENCE_S, Retries, TransientError
 from ciuic.system.clock import Clock, SystemClock
 
-__all__ = ["Clients", "ObjectPlace"]
+__all__ = ["Clients", "FileSender", "ObjectPlace"]
 
 T = TypeVar("T")
 
@@ -42,6 +42,14 @@ _MISSES_MAX: Final = 2
 """An upload is given up when this many looks in turn had no answer."""
 
 
+class FileSender(Protocol):
+    """Sends files from the disk: see ``FileUploads``."""
+
+    def send(self, key: str, body: Body, *, wait_s: float, look: Callable[[], None]) -> bool:
+        """Create or replace an object; False: the client is to do it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Clients:
     """Clients of the same bucket with different time limits.
@@ -50,11 +58,13 @@ class Clients:
         quick: For requests and answers of up to 1 MiB: a short limit in total.
         reading: For larger answers: a limit on each pause within the answer.
         writing: For larger requests: a long limit in total; see ``_put_watched``.
+        files: Returns what sends files; None: ``writing`` sends their content from memory.
     """
 
     quick: ObjectStore
     reading: ObjectStore
     writing: ObjectStore
+    files: Callable[[], FileSender] | None = None
 
 
 class ObjectPlace:
@@ -168,6 +178,10 @@ class ObjectPlace:
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See ``Place``."""
         self._run("write", key, lambda: self._put(key, data))
+
+    def put_file(self, key: str, body: Body) -> None:
+        """See ``Place``."""
+        self._run("write", key, lambda: self._put_file(key, body))
 
     def stage(self, key: str, data: bytes) -> None:
         """See ``Place``; an object store makes each object durable at once."""
@@ -321,6 +335,14 @@ class ObjectPlace:
         else:
             _put_watched(self._clients, key, data)
 
+    def _put_file(self, key: str, body: Body) -> None:
+        files = self._clients.files
+        if files is not None and body.size_bytes > _QUICK_BYTES_MAX:
+            look = _Looks(self._clients.quick, key).look
+            if files().send(key, body, wait_s=_LOOK_S, look=look):
+                return
+        self._put(key, body.read())
+
     def _replace(self, key: str, data: bytes, version: Version) -> Version:
         tag = version.tag.strip('"') if self._bare_tags else version.tag
         with self._sorting("replace", key):
@@ -377,12 +399,10 @@ def _put_watched(clients: Clients, key: str, data: bytes | memoryview) -> None:
         upload = asyncio.ensure_future(
             obstore.put_async(clients.writing, key, data, use_multipart=False)
         )
-        misses = 0
+        looks = _Looks(clients.quick, key)
         try:
             while not (await asyncio.wait({upload}, timeout=_LOOK_S))[0]:
-                misses = 0 if await _answers(clients.quick, key) else misses + 1
-                if misses == _MISSES_MAX and not upload.done():
-                    raise TransientError("the server has stopped answering")
+                looks.note(await _looked(clients.quick, key))
             upload.result()
         finally:
             upload.cancel()
@@ -400,11 +420,48 @@ def _put_watched(clients: Clients, key: str, data: bytes | memoryview) -> None:
         pool.submit(run).result()
 
 
-async def _answers(client: ObjectStore, key: str) -> bool:
-    """Return whether the server answers a request at all; a refusal is an answer."""
+class _Looks:
+    """Looks at a server that is slow to take an upload.
+
+    Args:
+        client: Sends the looks.
+        key: The object's key.
+    """
+
+    def __init__(self, client: ObjectStore, key: str) -> None:
+        self._client = client
+        self._key = key
+        self._misses = 0
+
+    def look(self) -> None:
+        """Ask for the object; raises as ``note`` does."""
+        try:
+            obstore.head(self._client, self._key)
+        except CLIENT_ERRORS as error:
+            self.note(error)
+        else:
+            self.note(None)
+
+    def note(self, error: Exception | None) -> None:
+        """Count an answer; a refusal is one.
+
+        Args:
+            error: What the client raised when it asked; None: nothing.
+
+        Raises:
+            TransientError: Several looks in turn had no answer.
+        """
+        found = error and sorted_error(error, "look at", self._key)
+        is_missed = isinstance(found, TransientError) and not found.is_answer
+        self._misses = self._misses + 1 if is_missed else 0
+        if self._misses == _MISSES_MAX:
+            raise TransientError("the server has stopped answering")
+
+
+async def _looked(client: ObjectStore, key: str) -> Exception | None:
+    """Ask for an object; return what the client raised."""
     try:
         await obstore.head_async(client, key)
     except CLIENT_ERRORS as error:
-        found = sorted_error(error, "look at", key)
-        return not isinstance(found, TransientError) or found.is_answer
-    return True
+        return error
+    return None

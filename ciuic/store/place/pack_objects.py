@@ -4,21 +4,20 @@
 """
 
 import contextlib
-import functools
-import mmap
+import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 from weakref import WeakValueDictionary
 
 from ciuic.errors import ChunkMissingError, MissingError, StoreError
 from ciuic.ids import PackId
-from ciuic.source.mounts import is_on_local_disk
 from ciuic.store.directory.faults import store_faults
+from ciuic.store.format.pack import end_of, is_end
 from ciuic.store.place.fetched.pack import Fetching, ObjectPack
 from ciuic.store.place.place import Place
 from ciuic.store.place.segments.segments import Segments
+from ciuic.store.place.uploads.body import FileBody
 from ciuic.store.records import layout
 from ciuic.system import durable
 
@@ -27,9 +26,6 @@ __all__ = ["PackObjects"]
 _LISTED_AT_ONCE: Final = 1000
 """Keys that a server names in one answer."""
 _UPLOADS_AT_ONCE: Final = 2
-_READ_BYTES: Final = 1024 * 1024
-_DROP_S: Final = 0.02
-"""A pack is hashed, and then sent, at about 10 to 30 MB in this time."""
 
 
 class PackObjects:
@@ -135,20 +131,23 @@ class PackObjects:
                 )
             return pack
 
-    def publish(self, path: str, pack_id: PackId, *, is_direct: bool) -> None:
+    def publish(self, path: str, pack_id: PackId) -> None:
         """See ``PackUploads``.
 
         Raises:
             StoreError: The file cannot be read, or an earlier upload has failed.
         """
-        # First the turn, then the content: a pack is up to 64 MiB.
         self._turns.acquire()
         try:
             self._raise_failure()
-            with store_faults("read", path):
-                data = _mapped(path) if is_direct and self._is_on_local_disk else _read(path)
-            with self._lock:
-                self._uploads[pack_id] = self._pool.submit(self._upload, pack_id, data)
+            with contextlib.ExitStack() as stack:
+                with store_faults("read", path):
+                    file = stack.enter_context(open(path, "rb", buffering=0))
+                    body = FileBody(file, os.fstat(file.fileno()).st_size)
+                end = _end_of(body, pack_id, path)
+                with self._lock:
+                    upload = self._pool.submit(self._upload, pack_id, body, end, stack.pop_all())
+                    self._uploads[pack_id] = upload
         except BaseException:
             self._turns.release()
             raise
@@ -174,16 +173,14 @@ class PackObjects:
         """See ``Packs``."""
         self._fetching.close()
 
-    @functools.cached_property
-    def _is_on_local_disk(self) -> bool:
-        return is_on_local_disk(self._path)
-
-    def _upload(self, pack_id: PackId, data: memoryview) -> None:
+    def _upload(
+        self, pack_id: PackId, body: FileBody, end: bytes, opened: contextlib.ExitStack
+    ) -> None:
         try:
             self._raise_failure()
-            with _dropping_pages(data):
-                self._place.put(_key(pack_id), data)
-                self._segments.add(pack_id, data)
+            with opened:
+                self._place.put_file(_key(pack_id), body)
+            self._segments.add(pack_id, body.size_bytes, end)
             self._answers.outdate()
         except StoreError as error:
             self._failure = error
@@ -202,50 +199,16 @@ class PackObjects:
             raise self._failure
 
 
-def _mapped(path: str) -> memoryview:
-    """Map a pack: its pages belong to the page cache, where the kernel can drop them.
+def _end_of(body: FileBody, pack_id: PackId, path: str) -> bytes:
+    """Return footer and trailer of a pack.
 
-    An error of the disk in a mapping would end the process, so the pack is read once before. This
-    is for a disk that rarely fails: the kernel may drop pages and read them again.
+    Raises:
+        StoreError: The file does not end as this pack does.
     """
-    with open(path, "rb", buffering=0) as file:
-        buffer = bytearray(_READ_BYTES)
-        while file.readinto(buffer):
-            pass
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-@contextlib.contextmanager
-def _dropping_pages(data: memoryview) -> Iterator[None]:
-    """Unmap the pages of a mapped pack again and again while the client walks through it.
-
-    They stay in the page cache. What is walked through again is mapped again, without a read.
-    """
-    mapping = data.obj
-    if not isinstance(mapping, mmap.mmap):
-        yield
-        return
-    is_sent = threading.Event()
-
-    def drop() -> None:
-        while not is_sent.wait(_DROP_S):
-            mapping.madvise(mmap.MADV_DONTNEED)
-
-    dropping = threading.Thread(target=drop, name="drop", daemon=True)
-    with contextlib.suppress(RuntimeError):  # no more threads can be started: nothing is dropped
-        dropping.start()
-    try:
-        yield
-    finally:
-        is_sent.set()
-        if dropping.ident is not None:
-            dropping.join()
-
-
-def _read(path: str) -> memoryview:
-    """Read a pack to memory: a server may fail, and what is not on the disk yet may be lost."""
-    with open(path, "rb", buffering=0) as file:
-        return memoryview(file.read())
+    end = end_of(body.read_at, body.size_bytes)
+    if not is_end(end, pack_id, body.size_bytes):
+        raise StoreError(f"{path} was changed or cut before it was uploaded")
+    return end
 
 
 def _key(pack_id: PackId) -> str:

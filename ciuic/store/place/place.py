@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["ByteRange", "Found", "Listed", "Place", "Version"]
+__all__ = ["Body", "ByteRange", "Found", "Listed", "Place", "Version"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,28 @@ class ByteRange:
     def end_bytes(self) -> int:
         """The first byte behind it."""
         return self.begin_bytes + self.length_bytes
+
+
+class Body(Protocol):
+    """The content of a file: see ``FileBody``.
+
+    Attributes:
+        size_bytes: Its length.
+    """
+
+    size_bytes: int
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield the content in pieces. Each is valid until the next one is asked for.
+
+        Raises:
+            StoreError: The file cannot be read, or was cut.
+        """
+        ...
+
+    def read(self) -> memoryview:
+        """Return the content; raises as ``pieces`` does."""
+        ...
 
 
 class Place(Protocol):
@@ -146,6 +168,14 @@ class Place(Protocol):
         Raises:
             OfflineError: The object may have been written.
             CommitUncertainError: The object is written, and a power cut may still undo that.
+        """
+        ...
+
+    def put_file(self, key: str, body: Body) -> None:
+        """Like ``put``, with the content of a file.
+
+        Raises:
+            StoreError: The file cannot be read, or was cut.
         """
         ...
 

@@ -23,7 +23,7 @@ from ciuic.ids import PackId
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import open_regular, read_at
 from ciuic.store.directory.folder import Folder
-from ciuic.store.format.pack import end_of, is_end
+from ciuic.store.format.pack import is_end
 from ciuic.store.format.segment import HEAD_BYTES, PackEnd, Segment, encode_segment, table_bytes
 from ciuic.store.place.place import Place
 from ciuic.store.records import layout
@@ -108,9 +108,15 @@ class Segments:
             entries = [table.entry(row) for _, table in self._tables for row in range(len(table))]
         return {entry.pack_id: entry.size_bytes for entry in entries}
 
-    def add(self, pack_id: PackId, pack: bytes | memoryview) -> None:
-        """List a pack of this session, which is in the bucket, in the next segment."""
-        self._add(PackEnd(pack_id, len(pack), end_of(pack)))
+    def add(self, pack_id: PackId, size_bytes: int, end: bytes) -> None:
+        """List a pack of this session, which is in the bucket, in the next segment.
+
+        Args:
+            pack_id: The pack.
+            size_bytes: Its length.
+            end: Its end.
+        """
+        self._add(PackEnd(pack_id, size_bytes, end))
 
     def learn(self, pack_id: PackId, size_bytes: int, data: bytes) -> None:
         """List a pack that no segment has, if this process is a writer.

@@ -1,0 +1,1 @@
+"""Files that are sent to an object store."""

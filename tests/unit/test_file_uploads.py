@@ -1,0 +1,257 @@
+"""A file goes to an object store from the disk, in one request, and never in part."""
+
+import contextlib
+import hashlib
+import os
+import ssl
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from obstore.store import MemoryStore
+
+from ciuic.errors import StoreError
+from ciuic.ids import PackId
+from ciuic.store.place import objects
+from ciuic.store.place.address import open_place
+from ciuic.store.place.directory import DirectoryPlace
+from ciuic.store.place.location import PlaceOptions
+from ciuic.store.place.objects import Clients, ObjectPlace
+from ciuic.store.place.pack_objects import PackObjects
+from ciuic.store.place.place import Place
+from ciuic.store.place.segments.segments import Segments
+from ciuic.store.place.uploads.body import FileBody
+from tests.guard.test_alerts_tls import Authority
+from tests.kit.clock import ManualClock
+
+MIB = 1024 * 1024
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
+
+class Server(ThreadingHTTPServer):
+    """Takes objects.
+
+    Attributes:
+        before: Called when a request has begun, before its body is read.
+        answers: The statuses of the next answers; 200 after them.
+        by_client: For each request, whether the client of the object store has sent it.
+        stored: The hash of each object.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.before: Callable[[], object] = lambda: None
+        self.answers: list[int] = []
+        self.by_client: list[bool] = []
+        self.stored: dict[str, str] = {}
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_PUT(self) -> None:
+        self.server.by_client.append("user-agent" in self.headers)
+        self.server.before()
+        left = int(self.headers["content-length"])
+        content = hashlib.sha256()
+        while left and (piece := self.rfile.read(min(left, 64 * 1024))):
+            content.update(piece)
+            left -= len(piece)
+        status = self.server.answers.pop(0) if self.server.answers else 200
+        path, _, query = self.path.partition("?")
+        claimed = self.headers.get("x-amz-content-sha256", "")
+        is_signed = claimed == content.hexdigest() or "X-Amz-Signature=" in query
+        if status == 200 and not left and is_signed:
+            self.server.stored[path] = content.hexdigest()
+        self.send_response(status)
+        self.send_header("etag", '"1"')
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    context = getattr(request, "param", None) and request.getfixturevalue("context")
+    with Server() as running:
+        if context:
+            running.socket = context.wrap_socket(running.socket, server_side=True)
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def place_at(server: Server, environment: dict[str, str] = KEYS) -> Place:
+    options = PlaceOptions(f"http://127.0.0.1:{server.server_port}", region="r", patience_s=60)
+    return open_place("s3://bucket/a", environment, options, clock=ManualClock())
+
+
+@contextlib.contextmanager
+def body_of(path: Path, size_bytes: int) -> Iterator[FileBody]:
+    path.write_bytes(os.urandom(size_bytes))
+    with path.open("rb", buffering=0) as file:
+        yield FileBody(file, size_bytes)
+
+
+def test_a_file_is_sent_without_being_in_memory(server: Server, tmp_path: Path) -> None:
+    place = place_at(server)
+    with body_of(tmp_path / "pack", 20 * MIB + 1) as body:
+        place.put_file("packs/a", body)  # imports what it needs
+        tracemalloc.start()
+        try:
+            place.put_file("packs/b", body)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    content = hashlib.sha256((tmp_path / "pack").read_bytes()).hexdigest()
+    assert server.by_client == [False, False]
+    assert server.stored == {"/bucket/a/packs/a": content, "/bucket/a/packs/b": content}
+    assert peak_bytes < 4 * MIB
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """Of a server whose certificate this machine trusts."""
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    return authority.server("good")
+
+
+@pytest.mark.parametrize("server", ["with TLS"], indirect=True)
+@pytest.mark.parametrize("environment", [KEYS, {}], ids=["a key", "credentials of the machine"])
+def test_a_server_with_tls_that_takes_its_time_gets_all_of_a_file(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+) -> None:
+    looks = []
+    goes_on = threading.Event()
+
+    def look(_: object) -> None:
+        looks.append(None)
+        if len(looks) == 3:
+            goes_on.set()
+
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)  # the client looks there, too
+    monkeypatch.setattr(objects, "_LOOK_S", 0.1)
+    monkeypatch.setattr(objects._Looks, "look", look)
+    server.before = lambda: goes_on.wait(60)
+    options = PlaceOptions(f"https://127.0.0.1:{server.server_port}", region="r", patience_s=0)
+    place = open_place("s3://bucket/a", environment, options, clock=ManualClock())
+    with body_of(tmp_path / "pack", 32 * MIB) as body:
+        place.put_file("packs/a", body)
+
+    content = hashlib.sha256((tmp_path / "pack").read_bytes()).hexdigest()
+    assert server.by_client == [False]
+    assert server.stored == {"/bucket/a/packs/a": content}
+    assert len(looks) >= 3
+
+
+@pytest.mark.parametrize("server", ["with TLS"], indirect=True)
+def test_a_server_that_is_not_trusted_gets_nothing(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    options = PlaceOptions(f"https://127.0.0.1:{server.server_port}", region="r", patience_s=0)
+    place = open_place("s3://bucket/a", KEYS, options, clock=ManualClock())
+    with (
+        body_of(tmp_path / "pack", 2 * MIB) as body,
+        pytest.raises(StoreError, match="does not trust the server's certificate"),
+    ):
+        place.put_file("packs/a", body)
+
+    assert server.by_client == []
+
+
+@pytest.mark.parametrize("status", [400, 403, 307])
+def test_what_the_server_refuses_the_client_sends_from_then_on(
+    server: Server, tmp_path: Path, status: int
+) -> None:
+    place = place_at(server)
+    server.answers = [status]
+    with body_of(tmp_path / "pack", 2 * MIB) as body:
+        place.put_file("packs/a", body)
+        place.put_file("packs/b", body)
+
+    assert server.by_client == [False, True, True]
+    assert list(server.stored) == ["/bucket/a/packs/a", "/bucket/a/packs/b"]
+
+
+def test_what_the_server_cannot_do_now_is_sent_again_from_the_disk(
+    server: Server, tmp_path: Path
+) -> None:
+    server.answers = [503, 429]
+    with body_of(tmp_path / "pack", 2 * MIB) as body:
+        place_at(server).put_file("packs/a", body)
+
+    assert server.by_client == [False, False, False]
+    assert list(server.stored) == ["/bucket/a/packs/a"]
+
+
+def test_the_client_which_knows_proxies_sends_what_goes_through_one(
+    server: Server, tmp_path: Path
+) -> None:
+    place = place_at(server, {**KEYS, "HTTP_PROXY": "http://127.0.0.1:1"})
+    with body_of(tmp_path / "pack", 2 * MIB) as body:
+        place.put_file("packs/a", body)
+
+    assert server.by_client == [True]
+
+
+def test_a_file_that_is_cut_while_it_is_sent_is_one_error_and_no_object(
+    server: Server, tmp_path: Path
+) -> None:
+    path = tmp_path / "pack"
+    server.before = lambda: os.truncate(path, MIB)
+    with body_of(path, 32 * MIB) as body, pytest.raises(StoreError, match="pack was cut before"):
+        place_at(server).put_file("packs/a", body)
+
+    assert server.by_client == [False]
+    assert server.stored == {}
+
+
+@pytest.mark.parametrize("kind", ["directory", "memory", "server"])
+def test_a_file_that_was_cut_is_one_error_and_no_object(
+    server: Server, tmp_path: Path, kind: str
+) -> None:
+    store = MemoryStore()
+    (tmp_path / "place").mkdir()
+    places: dict[str, Place] = {
+        "directory": DirectoryPlace(str(tmp_path / "place")),
+        "memory": ObjectPlace("test://", Clients(store, store, store), patience_s=0),
+        "server": place_at(server),
+    }
+    with body_of(tmp_path / "pack", 3 * MIB) as body:
+        os.truncate(tmp_path / "pack", 2 * MIB)
+        with pytest.raises(StoreError, match="pack was cut before it was uploaded"):
+            places[kind].put_file("packs/a", body)
+
+    if kind != "server":
+        assert list(places[kind].list()) == []
+    assert server.stored == {}
+
+
+@pytest.mark.parametrize("size", [0, 100, 3 * MIB])
+def test_a_pack_without_its_end_is_not_uploaded(tmp_path: Path, size: int) -> None:
+    (tmp_path / "place").mkdir()
+    place = DirectoryPlace(str(tmp_path / "place"))
+    packs = PackObjects(place, Segments(place, str(tmp_path)), str(tmp_path))
+    path = tmp_path / "pack"
+    path.write_bytes(os.urandom(size))
+
+    with pytest.raises(StoreError, match="pack was changed or cut before it was uploaded"):
+        packs.publish(str(path), PackId(bytes(32)))
+
+    assert list(place.list()) == []
