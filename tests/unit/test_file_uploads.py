@@ -210,6 +210,16 @@ def test_the_client_which_knows_proxies_sends_what_goes_through_one(
     assert server.by_client == [True]
 
 
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+def test_the_configured_server_counts_and_not_that_of_a_variable(
+    server: Server, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    place_at(server, {**KEYS, name: "http://127.0.0.1:1"}).put("a", b"1")
+
+    assert list(server.stored) == ["/bucket/a/a"]
+
+
 def test_a_file_that_is_cut_while_it_is_sent_is_one_error_and_no_object(
     server: Server, tmp_path: Path
 ) -> None:

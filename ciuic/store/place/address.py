@@ -22,6 +22,7 @@ from ciuic.system.clock import Clock
 __all__ = ["open_place"]
 
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ENDPOINT: Final = "aws_endpoint_url_s3"
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _REGION: Final = re.compile(r"[A-Za-z0-9_-]+")
 _PAUSE_S: Final = 30
@@ -131,7 +132,8 @@ def _s3_config(
     config: dict[str, str | bool] = {"virtual_hosted_style_request": not options.path_style}
     endpoint = options.endpoint or _endpoint(environment)
     if endpoint:
-        config["endpoint"] = endpoint if options.path_style else _with_bucket(endpoint, bucket)
+        # Not "endpoint": AWS_ENDPOINT_URL_S3 of the environment would replace that.
+        config[_ENDPOINT] = endpoint if options.path_style else _with_bucket(endpoint, bucket)
     if options.region:
         config["region"] = options.region
     else:
@@ -190,7 +192,7 @@ def _s3(
         prefix=prefix or None,
         config=config,
         client_options={
-            "allow_http": str(config.get("endpoint", "")).startswith("http://"),
+            "allow_http": str(config.get(_ENDPOINT, "")).startswith("http://"),
             "connect_timeout": timedelta(seconds=options.connect_s),
             "timeout": timedelta(seconds=timeout_s),
             "read_timeout": timedelta(seconds=read_timeout_s),
