@@ -23,6 +23,7 @@ from ciuic.store.place.objects import Clients, ObjectPlace
 from ciuic.store.place.pack_objects import PackObjects
 from ciuic.store.place.place import Place
 from ciuic.store.place.segments.segments import Segments
+from ciuic.store.place.uploads import s3
 from ciuic.store.place.uploads.body import FileBody
 from tests.guard.test_alerts_tls import Authority
 from tests.kit.clock import ManualClock
@@ -38,6 +39,7 @@ class Server(ThreadingHTTPServer):
         before: Called when a request has begun, before its body is read.
         answers: The statuses of the next answers; 200 after them.
         by_client: For each request, whether the client of the object store has sent it.
+        headers: Of each request, with lower-case names.
         stored: The hash of each object.
     """
 
@@ -47,6 +49,7 @@ class Server(ThreadingHTTPServer):
         self.before: Callable[[], object] = lambda: None
         self.answers: list[int] = []
         self.by_client: list[bool] = []
+        self.headers: list[dict[str, str]] = []
         self.stored: dict[str, str] = {}
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -56,6 +59,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         self.server.by_client.append("user-agent" in self.headers)
+        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         self.server.before()
         left = int(self.headers["content-length"])
         content = hashlib.sha256()
@@ -90,8 +94,15 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         thread.join()
 
 
-def place_at(server: Server, environment: dict[str, str] = KEYS) -> Place:
-    options = PlaceOptions(f"http://127.0.0.1:{server.server_port}", region="r", patience_s=60)
+def place_at(
+    server: Server, environment: dict[str, str] = KEYS, *, credentials_file: str = ""
+) -> Place:
+    options = PlaceOptions(
+        f"http://127.0.0.1:{server.server_port}",
+        region="r",
+        credentials_file=credentials_file,
+        patience_s=60,
+    )
     return open_place("s3://bucket/a", environment, options, clock=ManualClock())
 
 
@@ -210,6 +221,33 @@ def test_the_client_which_knows_proxies_sends_what_goes_through_one(
     assert server.by_client == [True]
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"AWS_SERVER_SIDE_ENCRYPTION": "aws:kms", "AWS_SSE_KMS_KEY_ID": "mine"},
+        {"AWS_SERVER_SIDE_ENCRYPTION": "sse-c", "AWS_SSE_CUSTOMER_KEY_BASE64": "A" * 43 + "="},
+        {"AWS_CHECKSUM_ALGORITHM": "sha256"},
+        {"AWS_REQUEST_PAYER": "true"},
+        {"AWS_DEFAULT_CONTENT_TYPE": "application/x-pack"},
+        {"AWS_server_side_encryption": "AES256"},
+        {"AWS_OF_A_LATER_VERSION": "true"},
+    ],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_the_client_sends_what_a_variable_may_add_something_to(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)  # the client looks there
+    place = place_at(server, {**KEYS, **variables})
+    place.put("packs/a", bytes(2 * MIB))
+    with body_of(tmp_path / "pack", 2 * MIB) as body:
+        place.put_file("packs/a", body)
+
+    assert server.by_client == [True, True]
+    assert server.headers[1].keys() == server.headers[0].keys()
+
+
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
 def test_the_configured_server_counts_and_not_that_of_a_variable(
     server: Server, monkeypatch: pytest.MonkeyPatch, name: str
@@ -218,6 +256,26 @@ def test_the_configured_server_counts_and_not_that_of_a_variable(
     place_at(server, {**KEYS, name: "http://127.0.0.1:1"}).put("a", b"1")
 
     assert list(server.stored) == ["/bucket/a/a"]
+
+
+def test_what_is_sent_from_the_disk_has_the_headers_of_the_client(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = dict.fromkeys(s3.NEUTRAL, "true") | dict.fromkeys(
+        [name for name in s3.NEUTRAL if "ENDPOINT" in name or "URI" in name], "http://127.0.0.1:1"
+    )
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    place = place_at(server, values)
+    place.put("packs/a", bytes(2 * MIB))
+    with body_of(tmp_path / "pack", 2 * MIB) as body:
+        place.put_file("packs/a", body)
+
+    from_memory, from_disk = server.headers
+    assert server.by_client == [True, False]
+    assert from_memory.keys() - from_disk.keys() == {"accept", "user-agent"}
+    assert from_disk.keys() < from_memory.keys()
+    assert from_disk["x-amz-security-token"] == from_memory["x-amz-security-token"] == "true"
 
 
 def test_a_file_that_is_cut_while_it_is_sent_is_one_error_and_no_object(

@@ -24,9 +24,47 @@ from ciuic.store.place.credentials import AccessKey
 from ciuic.store.place.place import Body
 from ciuic.store.place.retries import TransientError
 
-__all__ = ["FileUploads"]
+__all__ = ["NEUTRAL", "FileUploads"]
 
 T = TypeVar("T")
+
+NEUTRAL: Final = {
+    "AWS_ACCESS_KEY_ID",
+    "AWS_ALLOW_HTTP",
+    "AWS_CONFIG_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_DEFAULT_OUTPUT",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_DEFAULT_REGION",
+    "AWS_EC2_METADATA_DISABLED",
+    "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    "AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE",
+    "AWS_ENDPOINT",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL_STS",
+    "AWS_EXECUTION_ENV",
+    "AWS_IMDSV1_FALLBACK",
+    "AWS_METADATA_ENDPOINT",
+    "AWS_PAGER",
+    "AWS_PROFILE",
+    "AWS_REGION",
+    "AWS_ROLE_ARN",
+    "AWS_ROLE_SESSION_NAME",
+    "AWS_SDK_LOAD_CONFIG",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_STS_REGIONAL_ENDPOINTS",
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+}
+"""Variables that only say where to send a request and whose key signs it. The client reads all
+whose names begin with AWS_, and another one may change how it stores an object: encrypted with a
+key of the user, for example."""
 
 _VALID: Final = timedelta(minutes=15)
 _PROXIES: Final = {"http_proxy", "https_proxy", "all_proxy"}
@@ -44,7 +82,8 @@ class FileUploads:
     Args:
         client: Says where an object is, and has the credentials of the machine.
         key: The access key that the client was given; None: it gets credentials itself.
-        environment: The environment variables; with a proxy there, nothing is sent.
+        environment: The environment variables; with a proxy there, or one for the client that is
+            not ``NEUTRAL``, nothing is sent.
         connect_s: The time limit of a connection's beginning.
     """
 
@@ -58,7 +97,11 @@ class FileUploads:
         self._client = client
         self._key = key
         self._connect_s = connect_s
-        self._is_used = not any(environment.get(name) for name in environment if _is_proxy(name))
+        self._is_used = not any(
+            (value and name.lower() in _PROXIES)
+            or (name.startswith("AWS_") and name not in NEUTRAL)
+            for name, value in environment.items()
+        )
 
     def send(self, key: str, body: Body, *, wait_s: float, look: Callable[[], None]) -> bool:
         """Create or replace an object; False: the client is to do it.
@@ -156,7 +199,3 @@ def _awaited(act: Callable[[], T], look: Callable[[], None]) -> T:
             return act()
         look()
     raise TransientError("the server takes nothing more")
-
-
-def _is_proxy(name: str) -> bool:
-    return name.lower() in _PROXIES
