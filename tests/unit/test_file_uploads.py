@@ -278,6 +278,51 @@ def test_what_is_sent_from_the_disk_has_the_headers_of_the_client(
     assert from_disk["x-amz-security-token"] == from_memory["x-amz-security-token"] == "true"
 
 
+def write_key(path: Path, key_id: str, token: str = "") -> None:
+    path.touch(0o600)
+    lines = ["[default]", f"aws_access_key_id = {key_id}", "aws_secret_access_key = b"]
+    path.write_text("\n".join([*lines, f"aws_session_token = {token}" if token else ""]))
+
+
+def test_a_key_of_a_file_is_not_sent_with_the_token_of_another_key(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {**KEYS, "AWS_SESSION_TOKEN": "of the other key"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    write_key(tmp_path / "key", "mine")
+    place = place_at(server, environment, credentials_file=str(tmp_path / "key"))
+    place.put("small", b"1")
+    place.put("large", bytes(2 * MIB))
+    with body_of(tmp_path / "pack", 2 * MIB) as body:
+        place.put_file("packs/a", body)
+
+    assert server.by_client == [True, True, False]
+    for headers in server.headers:
+        assert "Credential=mine/" in headers["authorization"]
+        assert "x-amz-security-token" not in headers
+
+
+def test_a_file_is_sent_with_the_key_that_has_replaced_the_refused_one(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of another key")
+    write_key(tmp_path / "key", "old")
+    place = place_at(server, {}, credentials_file=str(tmp_path / "key"))
+    server.before = lambda: write_key(tmp_path / "key", "new", "its token")
+    server.answers = [403, 403]
+    with body_of(tmp_path / "pack", 2 * MIB) as body:
+        place.put_file("packs/a", body)
+    place.put("small", b"1")
+
+    assert server.by_client == [False, True, False, True]
+    assert [
+        ("Credential=new/" in headers["authorization"], headers.get("x-amz-security-token"))
+        for headers in server.headers
+    ] == [(False, None), (False, None), (True, "its token"), (True, "its token")]
+    assert list(server.stored) == ["/bucket/a/packs/a", "/bucket/a/small"]
+
+
 def test_a_file_that_is_cut_while_it_is_sent_is_one_error_and_no_object(
     server: Server, tmp_path: Path
 ) -> None:

@@ -103,11 +103,12 @@ class _S3:
     def clients(self) -> Clients:
         """Return clients with the access key."""
         options = self._options
-        config = _s3_config(self._bucket, options, self._environment, self._key)
-        writing = _s3(self._bucket, self._prefix, config, options)
+        config = _s3_config(self._bucket, options, self._environment)
+        client = partial(_s3, self._bucket, self._prefix, config, options, self._key)
+        writing = client()
         return Clients(
-            quick=_s3(self._bucket, self._prefix, config, options, timeout_s=options.quick_s),
-            reading=_s3(self._bucket, self._prefix, config, options, read_timeout_s=_PAUSE_S),
+            quick=client(timeout_s=options.quick_s),
+            reading=client(read_timeout_s=_PAUSE_S),
             writing=writing,
             files=functools.cache(
                 partial(_file_uploads, writing, self._key, options, self._environment)
@@ -127,7 +128,7 @@ class _S3:
 
 
 def _s3_config(
-    bucket: str, options: PlaceOptions, environment: Mapping[str, str], key: AccessKey | None
+    bucket: str, options: PlaceOptions, environment: Mapping[str, str]
 ) -> dict[str, str | bool]:
     config: dict[str, str | bool] = {"virtual_hosted_style_request": not options.path_style}
     endpoint = options.endpoint or _endpoint(environment)
@@ -138,11 +139,6 @@ def _s3_config(
         config["region"] = options.region
     else:
         _check_region(environment)
-    if key is not None:
-        config["access_key_id"] = key.id
-        config["secret_access_key"] = key.secret
-        if key.token:
-            config["session_token"] = key.token
     return config
 
 
@@ -183,6 +179,7 @@ def _s3(
     # Any: a TypedDict of obstore that cannot be imported at run time.
     config: Any,
     options: PlaceOptions,
+    key: AccessKey | None,
     *,
     timeout_s: float = _BULK_S,
     read_timeout_s: float = _BULK_S,
@@ -191,6 +188,8 @@ def _s3(
         bucket,
         prefix=prefix or None,
         config=config,
+        # Not in ``config``: a key without a token would get that of AWS_SESSION_TOKEN.
+        credential_provider=partial(_credential, key) if key is not None else None,
         client_options={
             "allow_http": str(config.get(_ENDPOINT, "")).startswith("http://"),
             "connect_timeout": timedelta(seconds=options.connect_s),
@@ -199,6 +198,16 @@ def _s3(
         },
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
     )
+
+
+# Any: as above, an S3Credential.
+def _credential(key: AccessKey) -> Any:
+    return {
+        "access_key_id": key.id,
+        "secret_access_key": key.secret,
+        "token": key.token or None,
+        "expires_at": None,
+    }
 
 
 def _file_uploads(
