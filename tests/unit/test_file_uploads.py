@@ -29,6 +29,8 @@ from tests.guard.test_alerts_tls import Authority
 from tests.kit.clock import ManualClock
 
 MIB = 1024 * 1024
+NO_TLS = 0
+"""An answer that is no message of TLS."""
 KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 
 
@@ -37,7 +39,7 @@ class Server(ThreadingHTTPServer):
 
     Attributes:
         before: Called when a request has begun, before its body is read.
-        answers: The statuses of the next answers; 200 after them.
+        answers: The statuses of the next answers, or ``NO_TLS``; 200 after them.
         by_client: For each request, whether the client of the object store has sent it.
         headers: Of each request, with lower-case names.
         stored: The hash of each object.
@@ -67,6 +69,9 @@ class Handler(BaseHTTPRequestHandler):
             content.update(piece)
             left -= len(piece)
         status = self.server.answers.pop(0) if self.server.answers else 200
+        if status == NO_TLS:
+            os.write(self.connection.fileno(), bytes(100))
+            return
         path, _, query = self.path.partition("?")
         claimed = self.headers.get("x-amz-content-sha256", "")
         is_signed = claimed == content.hexdigest() or "X-Amz-Signature=" in query
@@ -184,6 +189,21 @@ def test_a_server_that_is_not_trusted_gets_nothing(
         place.put_file("packs/a", body)
 
     assert server.by_client == []
+
+
+@pytest.mark.parametrize("server", ["with TLS"], indirect=True)
+def test_after_an_error_of_tls_files_are_still_sent_from_the_disk(
+    server: Server, tmp_path: Path
+) -> None:
+    options = PlaceOptions(f"https://127.0.0.1:{server.server_port}", region="r", patience_s=0)
+    place = open_place("s3://bucket/a", KEYS, options, clock=ManualClock())
+    server.answers = [NO_TLS]
+    with body_of(tmp_path / "pack", 2 * MIB) as body:
+        place.put_file("packs/a", body)
+        place.put_file("packs/b", body)
+
+    assert server.by_client == [False, True, False]
+    assert list(server.stored) == ["/bucket/a/packs/a", "/bucket/a/packs/b"]
 
 
 @pytest.mark.parametrize("status", [400, 403, 307])

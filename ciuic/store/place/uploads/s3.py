@@ -126,7 +126,7 @@ class FileUploads:
             with contextlib.closing(self._connected(url)) as connection:
                 connection.timeout = wait_s
                 status = _exchange(connection, target, headers, body, look)
-        except ssl.SSLError:
+        except ssl.SSLCertVerificationError:
             self._is_used = False  # the client may trust other certificates
             return False
         except (OSError, http.client.HTTPException, *CLIENT_ERRORS):
