@@ -7,15 +7,18 @@ import ssl
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from obstore.store import MemoryStore
 
 from ciuic.errors import StoreError
-from ciuic.ids import PackId
-from ciuic.store.place import objects
+from ciuic.ids import PackId, SessionId
+from ciuic.store.packs.pack_writer import PackFile
+from ciuic.store.place import objects, pack_objects
 from ciuic.store.place.address import open_place
 from ciuic.store.place.directory import DirectoryPlace
 from ciuic.store.place.location import PlaceOptions
@@ -27,6 +30,8 @@ from ciuic.store.place.uploads import s3
 from ciuic.store.place.uploads.body import FileBody
 from tests.guard.test_alerts_tls import Authority
 from tests.kit.clock import ManualClock
+
+T = TypeVar("T")
 
 MIB = 1024 * 1024
 NO_TLS = 0
@@ -374,6 +379,64 @@ def test_a_file_that_was_cut_is_one_error_and_no_object(
     if kind != "server":
         assert list(places[kind].list()) == []
     assert server.stored == {}
+
+
+class Later(Executor):
+    """A pool whose tasks wait until the test runs them."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Callable[[], object]] = []
+
+    def submit(self, act: Callable[..., T], /, *args: object, **named: object) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(act(*args, **named))
+            except StoreError as error:
+                future.set_exception(error)
+
+        self.tasks.append(run)
+        return future
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    pool = Later()
+    monkeypatch.setattr(pack_objects, "ThreadPoolExecutor", lambda *_, **__: pool)
+    return pool
+
+
+@pytest.fixture
+def packs(tmp_path: Path, later: Later) -> PackObjects:
+    """Of a store in the directory "place", with uploads that wait for the test."""
+    (tmp_path / "place").mkdir()
+    place = DirectoryPlace(str(tmp_path / "place"))
+    return PackObjects(place, Segments(place, str(tmp_path)), str(tmp_path))
+
+
+def completed_pack(directory: Path) -> tuple[str, PackId]:
+    """Write an empty pack, and return its path."""
+    pack = PackFile(str(directory), SessionId(bytes(8)))
+    pack_id = pack.complete()
+    pack.close()
+    return pack.path, pack_id
+
+
+def test_after_a_failure_the_other_packs_are_closed_and_not_uploaded(
+    tmp_path: Path, packs: PackObjects, later: Later
+) -> None:
+    for _ in range(2):
+        packs.publish(*completed_pack(tmp_path))
+    (tmp_path / "place").rmdir()
+    (tmp_path / "place").touch()
+    for run in later.tasks:
+        run()
+
+    with pytest.raises(StoreError):
+        packs.sync()
+    opened = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert not [path for path in opened if path.startswith(str(tmp_path))]
 
 
 @pytest.mark.parametrize("size", [0, 100, 3 * MIB])

@@ -177,8 +177,8 @@ class PackObjects:
         self, pack_id: PackId, body: FileBody, end: bytes, opened: contextlib.ExitStack
     ) -> None:
         try:
-            self._raise_failure()
             with opened:
+                self._raise_failure()
                 self._place.put_file(_key(pack_id), body)
             self._segments.add(pack_id, body.size_bytes, end)
             self._answers.outdate()
