@@ -66,7 +66,7 @@ def new_writer(
 
         def upload(pack: PackFile, pack_id: PackId) -> None:
             if bucket is not None:
-                bucket.packs.publish(pack.path, pack_id)
+                bucket.packs.publish(pack.path, pack_id, is_direct=pack.is_direct)
 
         return PackFiller(
             os.path.join(store.path, layout.TEMPORARY),

@@ -427,7 +427,7 @@ def test_after_a_failure_the_other_packs_are_closed_and_not_uploaded(
     tmp_path: Path, packs: PackObjects, later: Later
 ) -> None:
     for _ in range(2):
-        packs.publish(*completed_pack(tmp_path))
+        packs.publish(*completed_pack(tmp_path), is_direct=True)
     (tmp_path / "place").rmdir()
     (tmp_path / "place").touch()
     for run in later.tasks:
@@ -439,15 +439,30 @@ def test_after_a_failure_the_other_packs_are_closed_and_not_uploaded(
     assert not [path for path in opened if path.startswith(str(tmp_path))]
 
 
+def test_what_the_kernel_loses_of_a_pack_before_it_is_on_the_disk_is_uploaded(
+    tmp_path: Path, packs: PackObjects, later: Later
+) -> None:
+    path, pack_id = completed_pack(tmp_path)
+    content = Path(path).read_bytes()
+    with open(path, "r+b") as file:
+        packs.publish(path, pack_id, is_direct=False)
+        file.write(bytes(len(content)))
+    later.tasks[0]()
+    packs.sync()
+
+    (key,) = packs.names()
+    assert (tmp_path / "place/packs" / key).read_bytes() == content
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
 @pytest.mark.parametrize("size", [0, 100, 3 * MIB])
-def test_a_pack_without_its_end_is_not_uploaded(tmp_path: Path, size: int) -> None:
-    (tmp_path / "place").mkdir()
-    place = DirectoryPlace(str(tmp_path / "place"))
-    packs = PackObjects(place, Segments(place, str(tmp_path)), str(tmp_path))
+def test_a_pack_without_its_end_is_not_uploaded(
+    tmp_path: Path, packs: PackObjects, size: int, *, is_direct: bool
+) -> None:
     path = tmp_path / "pack"
     path.write_bytes(os.urandom(size))
 
     with pytest.raises(StoreError, match="pack was changed or cut before it was uploaded"):
-        packs.publish(str(path), PackId(bytes(32)))
+        packs.publish(str(path), PackId(bytes(32)), is_direct=is_direct)
 
-    assert list(place.list()) == []
+    assert list((tmp_path / "place").iterdir()) == []

@@ -59,7 +59,7 @@ class UploadOutput:
     def publish(self, pack: PackFile, pack_id: PackId, emptied: Sequence[PackId]) -> None:
         """Begin to upload a pack, and record it: the old places of its chunks will go."""
         pack.close()
-        self._packs.publish(pack.path, pack_id)
+        self._packs.publish(pack.path, pack_id, is_direct=pack.is_direct)
         self._store.index.move(pack_id, pack.size_bytes, pack.frames, [])
         self.emptied += emptied
 

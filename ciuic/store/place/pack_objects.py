@@ -6,7 +6,9 @@
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -14,6 +16,7 @@ from ciuic.errors import ChunkMissingError, MissingError, StoreError
 from ciuic.ids import PackId
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.format.pack import end_of, is_end
+from ciuic.store.format.segment import PackEnd
 from ciuic.store.place.fetched.pack import Fetching, ObjectPack
 from ciuic.store.place.place import Place
 from ciuic.store.place.segments.segments import Segments
@@ -131,7 +134,7 @@ class PackObjects:
                 )
             return pack
 
-    def publish(self, path: str, pack_id: PackId) -> None:
+    def publish(self, path: str, pack_id: PackId, *, is_direct: bool) -> None:
         """See ``PackUploads``.
 
         Raises:
@@ -144,9 +147,16 @@ class PackObjects:
                 with store_faults("read", path):
                     file = stack.enter_context(open(path, "rb", buffering=0))
                     body = FileBody(file, os.fstat(file.fileno()).st_size)
-                end = _end_of(body, pack_id, path)
+                end = PackEnd(pack_id, body.size_bytes, _end_of(body, pack_id, path))
+                if is_direct:
+                    put = partial(self._place.put_file, _key(pack_id), body)
+                else:
+                    # It may not be on the disk yet. If it cannot be written there, the kernel may
+                    # drop it, and a later read finds what the disk had before.
+                    put = partial(self._place.put, _key(pack_id), body.read())
+                    stack.close()
                 with self._lock:
-                    upload = self._pool.submit(self._upload, pack_id, body, end, stack.pop_all())
+                    upload = self._pool.submit(self._upload, end, put, stack.pop_all())
                     self._uploads[pack_id] = upload
         except BaseException:
             self._turns.release()
@@ -173,14 +183,12 @@ class PackObjects:
         """See ``Packs``."""
         self._fetching.close()
 
-    def _upload(
-        self, pack_id: PackId, body: FileBody, end: bytes, opened: contextlib.ExitStack
-    ) -> None:
+    def _upload(self, end: PackEnd, put: Callable[[], None], opened: contextlib.ExitStack) -> None:
         try:
             with opened:
                 self._raise_failure()
-                self._place.put_file(_key(pack_id), body)
-            self._segments.add(pack_id, body.size_bytes, end)
+                put()
+            self._segments.add(*end)
             self._answers.outdate()
         except StoreError as error:
             self._failure = error

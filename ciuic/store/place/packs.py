@@ -118,8 +118,14 @@ class Packs(Protocol):
 class PackUploads(Packs, Protocol):
     """The packs of a store in a bucket, to which packs can be added."""
 
-    def publish(self, path: str, pack_id: PackId) -> None:
-        """Begin to upload a completed pack, and remove its file; ``sync`` waits for the end."""
+    def publish(self, path: str, pack_id: PackId, *, is_direct: bool) -> None:
+        """Begin to upload a completed pack, and remove its file; ``sync`` waits for the end.
+
+        Args:
+            path: The file.
+            pack_id: The ID of the pack.
+            is_direct: All of the file was written past the page cache.
+        """
         ...
 
     def sync(self) -> None:
