@@ -159,7 +159,7 @@ def test_a_server_with_tls_that_takes_its_time_gets_all_of_a_file(
     looks = []
     goes_on = threading.Event()
 
-    def look(_: object) -> None:
+    def look(*_: object) -> None:
         looks.append(None)
         if len(looks) == 3:
             goes_on.set()

@@ -1,6 +1,7 @@
 """An upload ends soon when the server stops answering, and may take long while it answers."""
 
 import asyncio
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ class Server(ThreadingHTTPServer):
         status: Its answer to that.
         looks: How often that was asked.
         goes_on: Uploads are answered from now on.
+        unanswered: The first looks that have no answer. With each of them, an upload comes a bit
+            further.
     """
 
     daemon_threads = True
@@ -38,19 +41,34 @@ class Server(ThreadingHTTPServer):
         self.status = 404
         self.looks = 0
         self.goes_on = threading.Event()
+        self.unanswered = 0
+        self.asked = threading.Semaphore(0)
+        self.taken = threading.Semaphore(0)
         super().__init__(("127.0.0.1", 0), Handler)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        left = int(self.headers["content-length"])
+        left -= len(self.rfile.read1(left))
+        for _ in range(self.server.unanswered):
+            self.server.asked.acquire(timeout=60)
+            while select.select([self.connection], [], [], 0.5)[0]:
+                left -= len(self.rfile.read1(left))
+            self.server.taken.release()
+        self.rfile.read(left)
         self.server.goes_on.wait(60)
         self._end(200)
 
     def do_HEAD(self) -> None:
         self.server.looks += 1
+        if self.server.looks <= self.server.unanswered:
+            self.server.asked.release()
+            self.server.taken.acquire(timeout=60)
+            return
         if self.server.looks == 4:
             self.server.goes_on.set()
         if not self.server.answers:
@@ -128,6 +146,20 @@ def test_an_upload_may_take_long_while_the_server_answers(
 ) -> None:
     put(place_at(server.server_port, patience_s=0))
     assert server.looks >= 4
+
+
+def test_looks_without_an_answer_do_not_end_an_upload_that_goes_on(
+    server: Server, tmp_path: Path
+) -> None:
+    server.unanswered = 3
+    server.goes_on.set()
+    path = tmp_path / "pack"
+    path.write_bytes(bytes(64 * MIB))
+    with path.open("rb", buffering=0) as file:
+        place = place_at(server.server_port, quick_s=60, patience_s=0)
+        place.put_file("packs/a", FileBody(file, 64 * MIB))
+
+    assert server.looks >= 3
 
 
 def test_a_program_whose_event_loop_runs_uploads_too(server: Server) -> None:

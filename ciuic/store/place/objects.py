@@ -39,13 +39,14 @@ _DELETED_AT_ONCE: Final = 1000
 _LOOK_S: Final = 10.0
 """During an upload: time between two looks at the server."""
 _MISSES_MAX: Final = 2
-"""An upload is given up when this many looks in turn had no answer."""
+"""An upload is given up when this many looks in turn had no answer, and nothing was sent between
+them if that is known."""
 
 
 class FileSender(Protocol):
     """Sends files from the disk: see ``FileUploads``."""
 
-    def send(self, key: str, body: Body, *, wait_s: float, look: Callable[[], None]) -> bool:
+    def send(self, key: str, body: Body, *, wait_s: float, look: Callable[[int], None]) -> bool:
         """Create or replace an object; False: the client is to do it."""
         ...
 
@@ -432,9 +433,18 @@ class _Looks:
         self._client = client
         self._key = key
         self._misses = 0
+        self._sent_bytes = 0
 
-    def look(self) -> None:
-        """Ask for the object; raises as ``note`` does."""
+    def look(self, sent_bytes: int) -> None:
+        """Ask for the object; raises as ``note`` does.
+
+        Args:
+            sent_bytes: How much of the upload is sent by now. More than at the last look: the
+                server takes it, but the line may have no room for looks.
+        """
+        if sent_bytes > self._sent_bytes:
+            self._misses = 0
+        self._sent_bytes = sent_bytes
         try:
             obstore.head(self._client, self._key)
         except CLIENT_ERRORS as error:

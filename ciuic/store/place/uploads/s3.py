@@ -103,14 +103,15 @@ class FileUploads:
             for name, value in environment.items()
         )
 
-    def send(self, key: str, body: Body, *, wait_s: float, look: Callable[[], None]) -> bool:
+    def send(self, key: str, body: Body, *, wait_s: float, look: Callable[[int], None]) -> bool:
         """Create or replace an object; False: the client is to do it.
 
         Args:
             key: The object's key.
             body: Its content.
             wait_s: ``look`` is called each time that nothing has moved for so long.
-            look: Raises ``TransientError`` if the server has gone.
+            look: Takes the count of bytes that are sent. Raises ``TransientError`` if the server
+                has gone.
 
         Raises:
             StoreError: The file cannot be read, or was cut.
@@ -177,7 +178,7 @@ def _exchange(
     target: str,
     headers: Mapping[str, str],
     body: Body,
-    look: Callable[[], None],
+    look: Callable[[int], None],
 ) -> int:
     """Send a request, and return the status of the answer."""
     connection.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
@@ -185,11 +186,14 @@ def _exchange(
         connection.putheader(name, value)
     connection.endheaders()
     connection.sock.settimeout(connection.timeout)
+    sent_bytes = 0
     for piece in body.pieces():
         left = piece
         while left:
-            left = left[_awaited(partial(connection.sock.send, left), look) :]
-    return _awaited(connection.getresponse, look).status
+            count = _awaited(partial(connection.sock.send, left), partial(look, sent_bytes))
+            sent_bytes += count
+            left = left[count:]
+    return _awaited(connection.getresponse, partial(look, sent_bytes)).status
 
 
 def _awaited(act: Callable[[], T], look: Callable[[], None]) -> T:
