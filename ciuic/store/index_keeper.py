@@ -8,7 +8,7 @@ a private one from the packs.
 import contextlib
 import os
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from ciuic.errors import (
@@ -31,11 +31,14 @@ from ciuic.store.place.packs import Packs, footer_of, walked_frames
 from ciuic.store.records import layout
 from ciuic.system import durable, nofollow
 
-__all__ = ["IndexKeeper"]
+__all__ = ["IndexKeeper", "PackLists"]
 
 _MANY_PACKS: Final = 10_000
 """With fewer packs, a reader lists them: a bucket names 1,000 in each answer, and a few answers
 cost less than reading the packs that no segment lists."""
+
+PackLists = Mapping[PackId, list[PackedFrame]]
+"""The frames that packs list."""
 
 
 class IndexKeeper:
@@ -179,6 +182,14 @@ class IndexKeeper:
             UnknownFormatError: It is of a later version.
         """
         return self._frames_of(pack_id, repair=True)
+
+    def list_packs(self, pack_ids: Collection[PackId]) -> PackLists:
+        """Do so for each pack. Those that are gone or cannot be read are left out."""
+        listed = {}
+        for pack_id in pack_ids:
+            with contextlib.suppress(CorruptionError):
+                listed[pack_id] = self.list_pack(pack_id)
+        return listed
 
     def recorded_in(self, pack_id: PackId) -> dict[ChunkId, int]:
         """Return the chunks that the index places in a pack, and their kinds; it is not rebuilt."""

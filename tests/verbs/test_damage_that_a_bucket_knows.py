@@ -1,7 +1,9 @@
 """A damaged copy of a chunk in a bucket does not count: docs/protocol.md."""
 
+import contextlib
 import functools
 import os
+import sqlite3
 
 import pytest
 
@@ -10,6 +12,7 @@ from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.adding import adding
 from ciuic.store.addressed import open_at_address
+from ciuic.store.index_keeper import IndexKeeper
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA
 from tests.kit.buckets import FolderMachine, write
@@ -51,6 +54,11 @@ def damage(machine, place):
     flip_byte(path_of(machine, place.pack_id), place.offset_bytes + place.frame_bytes // 2)
 
 
+def scrubbed(machine):
+    opened = functools.partial(open_at_address, machine.address, machine.environ, machine.options)
+    return scrub(Bucket(opened), clock=machine.clock)
+
+
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_a_condemned_pack_stays_if_what_stands_in_for_it_is_damaged(machine, is_damaged):
     _, first, second = stored_again(machine)
@@ -74,8 +82,7 @@ def test_a_condemned_pack_stays_if_what_stands_in_for_it_is_damaged(machine, is_
 def test_a_chunk_whose_sound_copy_goes_is_stored_again(machine):
     chunk, first, second = stored_again(machine)
     damage(machine, second)
-    opened = functools.partial(open_at_address, machine.address, machine.environ, machine.options)
-    report = scrub(Bucket(opened), clock=machine.clock)
+    report = scrubbed(machine)
     assert [(pack.lost, pack.saved) for pack in report.damaged] == [((), 1)]
 
     with machine.opened_at(machine.place(), only_adds=True) as store:
@@ -85,3 +92,25 @@ def test_a_chunk_whose_sound_copy_goes_is_stored_again(machine):
     with machine.opened_at(machine.place(), only_adds=True) as store:
         assert second.pack_id in store.index.packs()
         assert store.index.usable([chunk]) == set()
+
+
+def test_a_scrub_waits_for_no_server_while_others_that_add_wait_for_it(machine, monkeypatch):
+    chunk, first, second = stored_again(machine)
+    damage(machine, second)
+    list_pack = IndexKeeper.list_pack
+    listed = []
+
+    def while_others_may_add(keeper, pack_id):
+        [path] = machine.cache.rglob(layout.CATALOG)
+        with contextlib.closing(sqlite3.connect(path, timeout=0)) as index:
+            index.execute("BEGIN IMMEDIATE")
+            index.rollback()
+        listed.append(pack_id)
+        return list_pack(keeper, pack_id)
+
+    monkeypatch.setattr(IndexKeeper, "list_pack", while_others_may_add)
+    report = scrubbed(machine)
+    assert report.not_remembered == ""
+    assert listed[-1] == first.pack_id
+    with machine.opened_at(machine.place()) as store:
+        assert store.index.places([chunk])[chunk].pack_id == first.pack_id

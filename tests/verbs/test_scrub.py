@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from ciuic.catalog import find_snapshot
+from ciuic.ids import PackId
 from ciuic.maintain.scrub.budget import Budget, parse_budget
 from ciuic.maintain.scrub.pack_health import Health, health
 from ciuic.maintain.scrub.report import DamagedPack, ScrubReport, complete_costs, search_for
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.store import open_store
+from ciuic.system.hashing import data_id
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs, place_of
@@ -98,6 +100,40 @@ def test_a_file_affected_by_two_packs_is_reported_once(box: Box) -> None:
     assert outcome.out.count(str(file)) == 1
     assert outcome.out.count("1 chunk lost; no other file is affected") == 1
     assert "no snapshot" not in outcome.out
+
+
+def stored_in_packs(box: Box, content: bytes, count: int) -> dict[str, bytes]:
+    """Store a chunk in several packs; each also has a chunk that no other pack has.
+
+    Returns:
+        That chunk of each pack, in the order of the packs' IDs. The first pack is the place of the
+        common chunk.
+    """
+    write(box.source / "common", content)
+    own: dict[str, bytes] = {}
+    for _ in range(count):
+        for name in own:
+            (box.store / "packs" / name).rename(box.directory / name)
+        (box.store / "catalog.sqlite").unlink(missing_ok=True)
+        alone = os.urandom(MIB)
+        write(box.source / "own", alone)
+        box.take(base=True)
+        own[pack_of(box.store, alone).name] = alone
+        for name in own:
+            if (box.directory / name).exists():
+                (box.directory / name).rename(box.store / "packs" / name)
+    (box.store / "catalog.sqlite").unlink()
+    return dict(sorted(own.items()))
+
+
+def flip_copy(box: Box, name: str, content: bytes) -> None:
+    """Invert the last byte of the frame of this content in this pack."""
+    with open_store(str(box.store)) as store:
+        frames = store.index_keeper.list_pack(PackId(bytes.fromhex(name)))
+    chunk_id = data_id(content)
+    [packed] = [one for one in frames if chunk_id in dict(one.frame.chunks)]
+    end = packed.offset_bytes + packed.frame.total_bytes
+    flip_byte(box.store / "packs" / name, end - 1)
 
 
 def pack_of_first(box: Box, content: bytes) -> str:
@@ -210,6 +246,24 @@ def test_a_damaged_chunk_that_another_pack_has_is_not_lost(two: Box) -> None:
     assert two.verify().ok
     # The chunk index no longer names the damaged copy, which a prune might have kept.
     assert place_of(two.store, content).pack_id.hex() != pack.name
+
+
+def test_known_damage_of_the_pack_that_has_a_sound_copy_stays_known(box: Box) -> None:
+    content = os.urandom(MIB)
+    (first, _), (second, lost) = stored_in_packs(box, content, 2).items()
+    flip_content(box.store, lost)
+    scrubbed(box)
+    assert known(box).lost_chunks == 1
+    flip_copy(box, first, content)
+    [found] = broken_off(box).damaged
+    assert (found.check.pack_id.hex(), found.saved) == (first, 1)
+
+    assert place_of(box.store, content).pack_id.hex() == second
+    assert known(box).lost_chunks == 1
+    assert [one.pack_id.hex() for one in known(box).damaged] == [first, second]
+    write(box.source / "own", lost)
+    assert box.take(base=True).new_bytes == MIB
+    assert box.verify().ok
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "empty"])

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from ciuic.catalog import known_lost
-from ciuic.errors import CancelledError, CorruptionError, StoreError, UnreachableError
+from ciuic.errors import CancelledError, StoreError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
 from ciuic.maintain.scrub.checks import has_gone, recorded_packs, sound_copies, unreadable
@@ -37,6 +37,7 @@ from ciuic.model import PathWarning
 from ciuic.store.health.inspect import PackCheck
 from ciuic.store.index.places import CheckRecord
 from ciuic.store.index.records import UNNAMED
+from ciuic.store.index_keeper import PackLists
 from ciuic.store.records import layout
 from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
@@ -286,8 +287,11 @@ class _Scrub:
             return
         try:
             with self._opened(write=True, wait_s=wait_s) as store:
+                # Before any change: other processes that add wait for an open one, and a server may
+                # be slow.
+                listed = self._list_packs(store)
                 for check, checked_ns in self._waiting:
-                    self._put(store, check, checked_ns)
+                    self._put(store, check, checked_ns, listed)
                 store.index.commit()
         except (StoreError, CancelledError) as error:
             self._report.not_remembered = error.message
@@ -310,34 +314,35 @@ class _Scrub:
                 store.index.forget_gone()
             store.index.commit()
 
-    def _put(self, store: Store, check: PackCheck, checked_ns: int) -> None:
+    def _list_packs(self, store: Store) -> PackLists:
+        """List the packs that ``_put`` makes the places of chunks."""
+        pack_ids: set[PackId] = set()
+        for check, _ in self._waiting:
+            pack_ids.update(self._elsewhere.get(check.pack_id, {}).values())
+            if self._is_mended(check):
+                pack_ids.add(check.pack_id)
+        return store.index_keeper.list_packs(pack_ids)
+
+    def _is_mended(self, check: PackCheck) -> bool:
+        """The pack was repaired, or only a cable was faulty: it has its chunks again."""
+        return bool(self._checks.get(check.pack_id, _NEVER).what) and not check.what
+
+    def _put(self, store: Store, check: PackCheck, checked_ns: int, listed: PackLists) -> None:
         index = store.index
-        if self._checks.get(check.pack_id, _NEVER).what and not check.what:
-            # The pack was repaired, or only a cable was faulty: it has its chunks again.
-            index.add_pack(
-                check.pack_id, check.read_bytes, store.index_keeper.list_pack(check.pack_id)
-            )
+        if self._is_mended(check):
+            if check.pack_id not in listed:
+                return  # it went since, or it cannot be read now: the next scrub looks again
+            index.add_pack(check.pack_id, check.read_bytes, listed[check.pack_id])
         index.put_check(check.pack_id, checked_ns, check.read_bytes, check.what)
         lost = [chunk_id for chunk_id, pack_id in self._lost.items() if pack_id == check.pack_id]
         for chunk_id, place in index.places(lost).items():
             if place.pack_id != check.pack_id:  # a snapshot has stored it again since
                 del self._lost[chunk_id]
         index.drop_chunks([chunk_id for chunk_id in lost if chunk_id in self._lost])
-        self._put_copies(store, self._elsewhere.get(check.pack_id, {}))
-
-    def _put_copies(self, store: Store, copies: dict[ChunkId, PackId]) -> None:
-        """Make the chunk index name the sound copies, or a prune would remove them as garbage."""
-        index = store.index
+        # The index names the sound copies, or a prune would remove them as garbage. If one went
+        # since, its chunk counts as lost.
+        copies = self._elsewhere.get(check.pack_id, {})
         index.drop_chunks(list(copies))
-        sizes = index.packs()
-        for pack_id in set(copies.values()):
-            if pack_id not in sizes:
-                continue  # a prune has removed it since: its chunks count as lost
-            try:
-                frames = store.index_keeper.list_pack(pack_id)
-            except CorruptionError:  # that of another machine does so now
-                continue
-            known = index.checks().get(pack_id)
-            index.add_pack(pack_id, sizes[pack_id], frames)
-            if known is not None:
-                index.put_check(pack_id, *known)
+        for pack_id in listed.keys() & copies.values():
+            chunk_ids = {chunk_id for chunk_id, other in copies.items() if other == pack_id}
+            index.replace_places(pack_id, listed[pack_id], chunk_ids)
