@@ -1,8 +1,10 @@
 """Scrub: damage is found, reported once, remembered, and repaired by the next snapshot."""
 
+import contextlib
 import copy
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +125,7 @@ def stored_in_packs(box: Box, content: bytes, count: int) -> dict[str, bytes]:
             if (box.directory / name).exists():
                 (box.directory / name).rename(box.store / "packs" / name)
     (box.store / "catalog.sqlite").unlink()
+    assert pack_of(box.store, content).name == min(own)
     return dict(sorted(own.items()))
 
 
@@ -264,6 +267,43 @@ def test_known_damage_of_the_pack_that_has_a_sound_copy_stays_known(box: Box) ->
     write(box.source / "own", lost)
     assert box.take(base=True).new_bytes == MIB
     assert box.verify().ok
+
+
+def test_of_three_copies_of_a_chunk_the_last_sound_one_becomes_its_place(box: Box) -> None:
+    content = os.urandom(MIB)
+    first, second, third = stored_in_packs(box, content, 3)
+    for name in (first, second):
+        flip_copy(box, name, content)
+    assert [(one.lost, one.saved) for one in scrubbed(box).damaged] == [((), 1)] * 2
+    assert place_of(box.store, content).pack_id.hex() == third
+    assert box.verify().ok
+
+
+def test_damage_is_reported_when_the_chunk_index_turns_out_to_be_damaged(box: Box) -> None:
+    content = os.urandom(MIB)
+    first, second = stored_in_packs(box, content, 2)
+    flip_copy(box, first, content)
+    spoil_table(box.store / "catalog.sqlite", "chunk")
+    report = scrubbed(box)
+    [found] = report.damaged
+    assert (found.check.pack_id.hex(), found.lost, found.saved) == (first, (), 1)
+    assert report.not_remembered == ""
+    assert [one.pack_id.hex() for one in known(box).damaged] == [first]
+    box.take(base=True)  # the chunk index was built again
+    assert not scrubbed(box).ok
+    assert pack_of(box.store, content).name == second
+    assert box.verify().ok
+
+
+def spoil_table(catalog: Path, table: str) -> None:
+    """Overwrite the root page of a table: only what reads the table notices."""
+    with contextlib.closing(sqlite3.connect(catalog)) as index:
+        (size,) = index.execute("PRAGMA page_size").fetchone()
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (root,) = index.execute(query, (table,)).fetchone()
+    with catalog.open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\xff" * size)
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "empty"])

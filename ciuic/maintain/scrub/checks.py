@@ -16,6 +16,7 @@ from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.bad_marks import survey_marks
 from ciuic.model import PathWarning
 from ciuic.store.health.inspect import PackCheck
+from ciuic.store.index.places import ChunkPlace
 from ciuic.store.parity.parity_file import inspect_parity, parity_path
 from ciuic.store.records import layout
 from ciuic.store.store import Store
@@ -116,17 +117,31 @@ def _is_readable(store: Store, chunk_id: ChunkId, kind: int) -> bool:
 
 
 def sound_copies(store: Store, pack_id: PackId, chunk_ids: list[ChunkId]) -> dict[ChunkId, PackId]:
-    """For chunks that the chunk index places in this pack: another pack with a sound copy."""
+    """For chunks that the chunk index places in this pack: another pack with a sound copy.
+
+    Raises:
+        IndexDamagedError: The chunk index is damaged.
+    """
     found: dict[ChunkId, PackId] = {}
     # Not from the reader: after damage, it looks into the packs, in the order of their IDs.
     for chunk_id, place in store.index.places(chunk_ids).items():
-        in_pack = place.pack_id == pack_id
-        other = store.reader.another_place(chunk_id, place) if in_pack else None
+        other = _sound_copy(store, chunk_id, place) if place.pack_id == pack_id else None
         if other is not None:
-            with contextlib.suppress(CorruptionError, UnknownFormatError):
-                store.reader.frame(other, repair=False)
-                found[chunk_id] = other.pack_id
+            found[chunk_id] = other
     return found
+
+
+def _sound_copy(store: Store, chunk_id: ChunkId, place: ChunkPlace) -> PackId | None:
+    """Return a pack that has a sound copy of a chunk, other than the pack of this place."""
+    tried = [place]
+    while (other := store.reader.another_place(chunk_id, *tried)) is not None:
+        tried.append(other)
+        if other.pack_id == place.pack_id:
+            continue  # the chunk index does not choose between copies in one pack
+        with contextlib.suppress(CorruptionError, UnknownFormatError):
+            store.reader.frame(other, repair=False)
+            return other.pack_id
+    return None
 
 
 def check_with_parity(store_path: str, check: PackCheck) -> PackCheck:

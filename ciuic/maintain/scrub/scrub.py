@@ -35,6 +35,7 @@ from ciuic.maintain.scrub.report import (
 from ciuic.maintain.scrub.subject import Directory, Subject
 from ciuic.model import PathWarning
 from ciuic.store.health.inspect import PackCheck
+from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index.places import CheckRecord
 from ciuic.store.index.records import UNNAMED
 from ciuic.store.index_keeper import PackLists
@@ -271,7 +272,10 @@ class _Scrub:
                 kinds |= store.index_keeper.recorded_in(check.pack_id)
             lost = unreadable(store, check, kinds)
             saved = [chunk_id for chunk_id in kinds if chunk_id not in set(lost)]
-            self._elsewhere[check.pack_id] = sound_copies(store, check.pack_id, saved)
+            try:
+                self._elsewhere[check.pack_id] = sound_copies(store, check.pack_id, saved)
+            except IndexDamagedError:
+                store.index_keeper.discard()  # it is built again to record the result
         found.lost = tuple(lost)
         found.saved = len(saved)
         self._lost |= dict.fromkeys(lost, check.pack_id)
