@@ -8,10 +8,12 @@ import sqlite3
 import pytest
 
 from ciuic.ids import SESSION_BYTES, SessionId
+from ciuic.maintain.prune.bucket.prune import finish_condemned
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.adding import adding
 from ciuic.store.addressed import open_at_address
+from ciuic.store.gc.usage import is_sound
 from ciuic.store.index_keeper import IndexKeeper
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA
@@ -35,12 +37,11 @@ def path_of(machine, pack_id):
     return machine.cache.parent / "bucket" / layout.PACKS / layout.pack_name(pack_id)
 
 
-def stored_again(machine):
+def stored_again(machine, number=0):
     """Store a chunk in a further pack; returns the chunk, and its first and second place."""
     with machine.opened_at(machine.place()) as store:
-        ((chunk, _), *_) = [
-            one for part in store.index.chunk_ids() for one in part if one[1] == DATA
-        ]
+        data = [one for part in store.index.chunk_ids() for one, kind in part if kind == DATA]
+        chunk = data[number]
         plain = store.reader.chunk(chunk, kind=DATA)
         (first,) = store.index.places([chunk]).values()
         store.index.drop_chunks([chunk])
@@ -77,6 +78,30 @@ def test_a_condemned_pack_stays_if_what_stands_in_for_it_is_damaged(machine, is_
         FolderMachine(machine.cache.parent / "bucket", machine.cache.parent / "new"),
     ):
         assert each.verify().ok
+
+
+def test_a_judgment_that_finds_damage_reads_nothing_twice(machine, monkeypatch):
+    _, first, second = stored_again(machine)
+    _, other, again = stored_again(machine, 1)
+    damage(machine, first)
+    with machine.opened_at(machine.place()) as store:
+        condemns = SessionId(os.urandom(SESSION_BYTES))
+        assert store.bucket.condemned.condemn(condemns, [second.pack_id, again.pack_id])
+    read = []
+
+    def counted(packs, reader, pack_id, packed):
+        read.append((pack_id, packed.offset_bytes))
+        return is_sound(packs, reader, pack_id, packed)
+
+    monkeypatch.setattr("ciuic.store.gc.judging.is_sound", counted)
+    away = FolderMachine(machine.cache.parent / "bucket", machine.cache.parent / "another")
+    with away.opened_at(away.place(), removes=True) as store:
+        finish_condemned(store, clock=away.clock)
+
+    places = [(place.pack_id, place.offset_bytes) for place in (first, other)]
+    assert sorted(read) == sorted(places)
+    assert path_of(machine, second.pack_id).exists()
+    assert not path_of(machine, again.pack_id).exists()
 
 
 def test_a_chunk_whose_sound_copy_goes_is_stored_again(machine):

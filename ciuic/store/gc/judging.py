@@ -41,6 +41,7 @@ class _Frames:
     def __init__(self, store: Store, check: Callable[[], None]) -> None:
         self._store = store
         self._check = check
+        self._sound: set[_Place] = set()
         self.of: dict[PackId, list[PackedFrame]] = {}
 
     def read(self, pack_ids: Iterable[PackId]) -> None:
@@ -91,17 +92,16 @@ class _Frames:
             Whether a frame was left out.
         """
         damaged: set[_Place] = set()
-        sound: set[_Place] = set()
         for places in self._standing_in(copies, trusted):
             for pack_id, packed in places:
                 place = (pack_id, packed.offset_bytes)
-                if pack_id in trusted or place in sound:
+                if pack_id in trusted or place in self._sound:
                     break
                 if place in damaged:
                     continue
                 self._check()
                 if is_sound(self._store.packs, self._store.reader, pack_id, packed):
-                    sound.add(place)
+                    self._sound.add(place)
                     break
                 damaged.add(place)
         for pack_id, offset_bytes in damaged:
