@@ -143,6 +143,25 @@ def test_an_index_that_sees_deltas_before_their_bases_has_no_ring_when_it_sees_t
             assert store.index.usable(ids) == set(ids), order
 
 
+def test_a_delta_that_is_known_as_damaged_is_not_chosen_for_its_shorter_chain(
+    box: Box, contents: dict[str, bytes]
+) -> None:
+    done = written(box, contents, (("z", ""), ("x", "z"), ("w", ""), ("y", "w"), ("x", "y")))
+    damaged, longer = done[1][0], done[4][0]
+    name = data_id(contents["x"])
+    with open_store(str(box.store), write=True) as store:
+        index = store.index
+        for is_known in (False, True):
+            if is_known:
+                index.put_check(damaged, 1, 1, "damaged")
+                index.drop_chunks([name])
+            index.clear()
+            for pack_id, pack in done:
+                index.add_pack(pack_id, pack.size_bytes, pack.frames)
+            index.settle(lambda pack_id: dict(done)[pack_id].frames)
+            assert index.places([name])[name].pack_id == (longer if is_known else damaged)
+
+
 def test_a_writer_relies_on_its_own_delta_instead_of_a_shorter_chain_in_a_condemned_pack(
     box: Box, contents: dict[str, bytes]
 ) -> None:

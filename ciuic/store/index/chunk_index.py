@@ -207,8 +207,7 @@ class ChunkIndex(Records):
             chunks.setdefault(names[number], set()).add(chunk_id)
         for pack_id, chunk_ids in chunks.items():
             with contextlib.suppress(CorruptionError, UnknownFormatError):
-                sound = chunk_ids - self._damaged_in(pack_id, chunk_ids)
-                self.replace_places(pack_id, frames_of(pack_id), sound)
+                self.replace_places(pack_id, frames_of(pack_id), chunk_ids)
 
     def packs(self) -> dict[PackId, int]:
         """Return the size in bytes of every recorded pack."""
