@@ -279,6 +279,26 @@ def test_of_three_copies_of_a_chunk_the_last_sound_one_becomes_its_place(box: Bo
     assert box.verify().ok
 
 
+def test_a_chunk_that_a_prune_moves_while_a_scrub_looks_at_it_is_not_lost(box: Box) -> None:
+    content = os.urandom(MIB)
+    first, second, third = stored_in_packs(box, content, 3)
+    flip_copy(box, first, content)
+
+    def prune(_: DamagedPack) -> None:
+        with open_store(str(box.store), write=True) as store:
+            kept = PackId(bytes.fromhex(third))
+            frames = store.index_keeper.list_pack(kept)
+            store.index.replace_places(kept, frames, {data_id(content)})
+            store.index.remove_pack(PackId(bytes.fromhex(second)))
+            store.index.commit()
+        (box.store / "packs" / second).unlink()
+
+    [found] = scrubbed(box, found=prune).damaged
+    assert (found.lost, found.saved) == ((), 1)
+    assert known(box).lost_chunks == 0
+    assert pack_of(box.store, content).name == third
+
+
 def test_damage_is_reported_when_the_chunk_index_turns_out_to_be_damaged(box: Box) -> None:
     content = os.urandom(MIB)
     first, second = stored_in_packs(box, content, 2)

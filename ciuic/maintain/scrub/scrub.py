@@ -346,6 +346,9 @@ class _Scrub:
         # The index names the sound copies, or a prune would remove them as garbage. If one went
         # since, its chunk counts as lost.
         copies = self._elsewhere.get(check.pack_id, {})
+        for chunk_id, place in index.places(list(copies)).items():
+            if place.pack_id != check.pack_id:  # a prune has moved it since
+                del copies[chunk_id]
         index.drop_chunks(list(copies))
         for pack_id in listed.keys() & copies.values():
             chunk_ids = {chunk_id for chunk_id, other in copies.items() if other == pack_id}
