@@ -10,6 +10,7 @@ A snapshot waits for one under way
     if there are hooks: what one stops before its snapshot, the other would start again in the
     middle
     if that one is the emergency snapshot of a failed job, which has the disk to itself
+    if a file system of one of them does not answer, so that it is unknown who would freeze it
 
 It does not wait if its directories are only inside those of the other one, or around them. What is
 in both is then read twice, once for each. That costs as much as the smaller one reads, and waiting
@@ -18,23 +19,17 @@ would cost its user as much time as the larger one takes.
 A directory that has two names, by a symlink, counts as two: both snapshots are then right, too.
 """
 
-import contextlib
-import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from ciuic.config.settings import Settings
 from ciuic.model import EMERGENCY_TAG
-from ciuic.source.freeze.methods import choose
-from ciuic.system.clock import Clock
 from ciuicd.jobs.job import Job
 
 __all__ = ["Scope", "may_be_taken_beside", "scope_of"]
 
 _AT_ONCE_MAX: Final = 4
 """Each has ``buffer_memory`` of its own."""
-_LOOK_S: Final = 60.0
-"""How long what was learned of a file system counts."""
 
 
 class Scope(NamedTuple):
@@ -60,8 +55,18 @@ def scope_of(job: Job, settings: Settings, roots: tuple[bytes, ...]) -> Scope:
     )
 
 
-def may_be_taken_beside(wanted: Scope, others: Iterable[Scope], clock: Clock) -> bool:
-    """Return whether a snapshot may begin while the others are being taken."""
+def may_be_taken_beside(
+    wanted: Scope,
+    others: Iterable[Scope],
+    places_of: Callable[[tuple[bytes, ...]], frozenset[bytes] | None],
+) -> bool:
+    """Return whether a snapshot may begin while the others are being taken.
+
+    Args:
+        wanted: What would begin.
+        others: What is being taken.
+        places_of: See ``FreezingPlaces.of``.
+    """
     others = list(others)
     if not others:
         return True
@@ -72,16 +77,8 @@ def may_be_taken_beside(wanted: Scope, others: Iterable[Scope], clock: Clock) ->
         for one in others
     ):
         return False
-    now = int(clock.monotonic_s() / _LOOK_S)
-    places = _freezing_places(wanted.roots, now)
-    return all(places.isdisjoint(_freezing_places(one.roots, now)) for one in others)
-
-
-@functools.lru_cache(maxsize=32)
-def _freezing_places(roots: tuple[bytes, ...], _now: int) -> frozenset[bytes]:
-    """Return the directories whose areas of reflink copies a snapshot would use."""
-    found = set()
-    for root in roots:
-        with contextlib.suppress(OSError):  # the directory goes at this moment
-            found.add(choose(root).place)
-    return frozenset(place for place in found if place is not None)
+    own = places_of(wanted.roots)
+    if own is None:
+        return False
+    found = (places_of(one.roots) for one in others)
+    return all(places is not None and own.isdisjoint(places) for places in found)

@@ -7,6 +7,7 @@ wants.
 import contextlib
 import os
 import resource
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,8 +71,8 @@ class Site:
     def configure(self, **settings: str) -> None:
         self.machine.configure(**{"snapshot_paths": str(self.huge), "threads": "1"} | settings)
 
-    def launch(self) -> Daemon:
-        daemon = self.machine.launch(wrapper=IN_FRONT)
+    def launch(self, *wrapper: str) -> Daemon:
+        daemon = self.machine.launch(wrapper=(*IN_FRONT, *wrapper))
         wait_until("the daemon answers", daemon.answers)
         return daemon
 
@@ -195,6 +196,34 @@ def test_a_snapshot_of_the_same_directory_waits_and_reads_only_what_has_changed_
     assert isinstance(report, dict)
     assert (report["kind"], report["read_bytes"]) == ("delta", 0)
     assert site.taken() == ["huge", "small", "huge"]
+
+
+HANGS = """
+import sys, threading
+from ciuicd.jobs import freezing_places
+choose = freezing_places.choose
+def hang(root):
+    while root == {root!r}:
+        threading.Event().wait()
+    return choose(root)
+freezing_places.choose = hang
+from ciuicd.__main__ import main
+sys.exit(main(sys.argv[4:]))
+"""
+"""The daemon of a machine on which one file system never answers. Its own command follows:
+interpreter, -m, ciuicd."""
+
+
+def test_a_file_system_that_hangs_holds_up_its_own_snapshot_and_not_the_daemon(site: Site) -> None:
+    site.configure()
+    daemon = site.launch(sys.executable, "-c", HANGS.format(root=os.fsencode(site.small)))
+    site.hold(daemon)
+    waiting = site.begin(site.small)
+    waiting.must_wait()
+    assert site.ask(site.other)["files"] == 1
+    site.large.resume()
+    assert isinstance(waiting.outcome(), dict), "alone it need not know"
+    assert daemon.stop() == 0
 
 
 def test_with_hooks_one_snapshot_waits_for_the_other(site: Site) -> None:
