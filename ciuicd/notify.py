@@ -8,7 +8,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from ciuic.system.clock import Clock
@@ -73,22 +73,58 @@ class Notifier:
             manager.sendto(message.encode("utf-8", "surrogateescape"), self._address)
 
 
+class _Work:
+    """Knows when a piece of work made progress."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.note_progress()
+
+    def note_progress(self) -> None:
+        """Record that the work goes on."""
+        self.progress_s = self._clock.monotonic_s()
+
+
 class Watchdog:
-    """Keeps systemd's watchdog quiet as long as the main thread makes progress."""
+    """Keeps systemd's watchdog quiet as long as the main thread and all its work make progress.
+
+    The main thread alone calls ``note_progress`` and ``watching``; any thread may ask.
+    """
 
     def __init__(self, notifier: Notifier, clock: Clock) -> None:
         self._notifier = notifier
         self._clock = clock
         self._progress_s = clock.monotonic_s()
+        self._watched: tuple[_Work, ...] = ()
 
     def note_progress(self) -> None:
         """Record that the main thread is not stuck."""
         self._progress_s = self._clock.monotonic_s()
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Callable[[], None]]:
+        """Watch a piece of work while the block runs.
+
+        The block calls what it is given as long as the work makes progress. The main thread only
+        waits for its work, so it makes progress as long as all of it does.
+        """
+        work = _Work(self._clock)
+        self._watched = (*self._watched, work)
+        try:
+            yield work.note_progress
+        finally:
+            self._watched = tuple(one for one in self._watched if one is not work)
+            self.note_progress()
+
     @property
     def stalled_s(self) -> float | None:
-        """For how long the main thread has made no progress; None: it has."""
-        silent_s = self._clock.monotonic_s() - self._progress_s
+        """For how long some work, or without any the main thread, has made no progress.
+
+        None: it has.
+        """
+        watched = self._watched
+        noted_s = min((one.progress_s for one in watched), default=self._progress_s)
+        silent_s = self._clock.monotonic_s() - noted_s
         return silent_s if silent_s >= STALLED_S else None
 
     @contextlib.contextmanager

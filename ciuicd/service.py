@@ -249,7 +249,7 @@ class Service:
             clock,
             self._notifier,
             self._is_cancelled,
-            self._watchdog.note_progress,
+            self._watchdog.watching,
             somebody_waits=self._somebody_waits,
             is_ending=lambda: self.is_stopping,
             store_id=store_id,

@@ -7,6 +7,7 @@ thread calls its methods; other threads may read its attributes.
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Final
 
 from ciuic.catalog import list_snapshots
@@ -64,7 +65,8 @@ class SnapshotTaker:
         notifier: Receives the beginning of each snapshot.
         cancelled: Called often while a snapshot is taken, with its job; True cancels it.
         somebody_waits: Whether a request waits for the end of a snapshot of the schedule.
-        note_progress: Called often as long as a snapshot makes progress.
+        watching: Surrounds each snapshot. What it yields is called often as long as that makes
+            progress.
         is_ending: Whether the daemon ends, which never waits for long.
         store_id: The store to take snapshots into; one with another ID is refused.
         apart: Take each snapshot in a child process. One into a bucket is taken in this process:
@@ -80,7 +82,7 @@ class SnapshotTaker:
         clock: Clock,
         notifier: Notifier,
         cancelled: Callable[[Job], bool],
-        note_progress: Callable[[], None],
+        watching: Callable[[], AbstractContextManager[Callable[[], None]]],
         *,
         somebody_waits: Callable[[], bool],
         is_ending: Callable[[], bool],
@@ -92,7 +94,7 @@ class SnapshotTaker:
         self._cancelled = cancelled
         self._somebody_waits = somebody_waits
         self._is_ending = is_ending
-        self._note_progress = note_progress
+        self._watching = watching
         self._store_id = store_id
         self._apart = apart
         self.last_report: TakeReport | None = None
@@ -153,11 +155,18 @@ class SnapshotTaker:
                 idling=Idling(self._clock, longest_s, must_hurry) if gives_way else None,
             )
 
-        with self._lowered_share(hooks, longest_s, is_awaited=job.origin != DAEMON):
+        def is_cancelled_here() -> bool:
+            note_progress()
+            return self._is_cancelled(job)
+
+        with (
+            self._watching() as note_progress,
+            self._lowered_share(hooks, longest_s, is_awaited=job.origin != DAEMON),
+        ):
             if self._apart and not is_url(settings.snapshot_dir):
-                report = yield from self._take_apart(take, job, request, hooks)
+                report = yield from self._take_apart(take, job, request, hooks, note_progress)
             else:
-                report = take(lambda: self._is_cancelled_here(job), self._must_hurry, job)
+                report = take(is_cancelled_here, self._must_hurry, job)
         self.last_report = report
         self.last_error = None
         name = f"{settings.schedule}: " if job.names_schedule else ""
@@ -174,6 +183,7 @@ class SnapshotTaker:
         job: Job,
         request: TakeRequest,
         hooks: Hooks,
+        note_progress: Callable[[], None],
     ) -> Steps[TakeReport]:
         """Take a snapshot in a child process; run the hook ``after`` if that is killed."""
         states: list[HookState] = []
@@ -186,7 +196,7 @@ class SnapshotTaker:
 
         def waits() -> None:
             hook_time.ask(_AFTER_DEATH)
-            self._note_progress()
+            note_progress()
 
         def work(child: Child) -> TakeReport:
             told = _Told(job, child, self._clock, hooks.timeout_s)
@@ -206,7 +216,7 @@ class SnapshotTaker:
                 is_cancelled=lambda: self._is_cancelled(job),
                 is_ending=is_ending,
                 must_hurry=self._must_hurry,
-                note_progress=self._note_progress,
+                note_progress=note_progress,
                 told=told,
             )
         except ChildDiedError as error:
@@ -269,10 +279,6 @@ class SnapshotTaker:
     def remember(self, error: CiuicError) -> None:
         """Keep the error of an attempt for the daemon's status."""
         self.last_error = error_fields(error, self._clock)
-
-    def _is_cancelled_here(self, job: Job) -> bool:
-        self._note_progress()
-        return self._is_cancelled(job)
 
     def _is_cancelled(self, job: Job) -> bool:
         must_stop = self._cancelled(job)

@@ -226,6 +226,28 @@ def test_a_file_system_that_hangs_holds_up_its_own_snapshot_and_not_the_daemon(s
     assert daemon.stop() == 0
 
 
+SOON = """
+import sys
+from ciuicd import notify
+notify.STALLED_S = 1.0
+from ciuicd.__main__ import main
+sys.exit(main(sys.argv[4:]))
+"""
+"""The daemon that takes work for stalled after a second. Its own command follows."""
+
+
+def test_a_snapshot_that_hangs_is_known_although_others_go_on(site: Site) -> None:
+    site.configure()
+    daemon = site.launch(sys.executable, "-c", SOON)
+    site.hold(daemon)
+    wait_until("the status knows it", lambda: site.status()["stalled_s"] is not None)
+    before_s = site.status()["stalled_s"]
+    site.ask(site.small)
+    assert (site.status()["stalled_s"] or 0.0) > before_s, "the one that hangs has not gone on"
+    site.large.resume()
+    daemon.wait_for_log("no warnings", count=2)
+
+
 def test_with_hooks_one_snapshot_waits_for_the_other(site: Site) -> None:
     """What one hook stops for its snapshot, the other would start again in the middle."""
     daemon = site.start(after="true")

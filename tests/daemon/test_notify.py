@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from ciuic.config.load import load_settings
-from ciuicd.notify import Notifier
+from ciuicd.notify import Notifier, Watchdog
 from ciuicd.served_stores import ServedStores
 from ciuicd.service import Service
 from tests.kit.clock import ManualClock
@@ -81,3 +81,28 @@ def test_the_watchdog_is_answered_only_while_the_main_thread_makes_progress(tmp_
         service._watchdog.note_progress()
         ear.settimeout(20)
         assert ear.recv(100) == b"WATCHDOG=1"
+
+
+def test_work_that_hangs_is_seen_beside_work_that_goes_on_until_it_ends():
+    clock = ManualClock()
+    watchdog = Watchdog(Notifier({}), clock)
+    with watchdog.watching() as other_goes_on:
+        with watchdog.watching() as goes_on:
+            for _ in range(4):
+                clock.advance(600)
+                other_goes_on()
+            assert watchdog.stalled_s == 2400
+            watchdog.note_progress()
+            assert watchdog.stalled_s == 2400, "the main thread is not the work"
+            goes_on()
+            assert watchdog.stalled_s is None
+            clock.advance(1700)
+            other_goes_on()
+            clock.advance(100)
+            assert watchdog.stalled_s == 1800
+        assert watchdog.stalled_s is None, "it has ended"
+        clock.advance(1700)
+        assert watchdog.stalled_s == 1800
+    assert watchdog.stalled_s is None
+    clock.advance(1800)
+    assert watchdog.stalled_s == 1800, "the main thread has not gone on"

@@ -1,5 +1,6 @@
 """If the file system of a store is missing, the daemon creates no other store in its place."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -311,7 +312,7 @@ def test_no_snapshot_is_taken_into_a_store_that_is_mounted_just_before_it_is_ope
             clock,
             Notifier({}),
             lambda _job: False,
-            lambda: None,
+            lambda: contextlib.nullcontext(lambda: None),
             somebody_waits=lambda: False,
             is_ending=lambda: False,
             store_id=store_id,
