@@ -440,7 +440,7 @@ class Service:
             or self._program.was_replaced()
             or self._reload_wanted
             or not self._inbox.is_quiet
-            or self._turns.due() is not None
+            or bool(self._turns.due())
             or self._turns.follow_up_due() is not None
         )
 

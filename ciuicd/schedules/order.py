@@ -1,7 +1,9 @@
 """Which snapshot begins next: an emergency, then what is due, then what was asked for.
 
-A snapshot that may not be taken beside those under way is passed over: see ``at_once``. But no
-request begins that would delay an emergency or a scheduled snapshot further.
+A snapshot that may not be taken beside those under way is passed over: see ``at_once``. But while
+an emergency waits, nothing else begins, and while the first of the scheduled snapshots waits for
+those that users asked for, no request begins that would delay it further. Requests begin while the
+daemon takes a snapshot of its own, though, and have the first turn after it.
 """
 
 from collections.abc import Callable
@@ -50,32 +52,31 @@ class Order:
             # A snapshot of the daemon's own is being cancelled for it.
             planned = None if self._attempts.has_own else self._requested(urgent)
             return planned is not None and self._begin_if_it_fits(planned)
-        own = self._own_due()
+        due = self._own_due()
         # Several schedules may be due all the time: a request has every second turn.
         if self._was_own and self._begin_requested():
             return True
-        if own is None:
-            return self._begin_requested()
-        return self._begin_if_it_fits(own) or self._begin_requested(own)
+        has_begun = any(self._begin_if_it_fits(own) for own in due)
+        return has_begun or self._begin_requested(*due[:1])
 
-    def _own_due(self) -> Attempt | None:
-        """Return an attempt that the daemon owes its schedules: one at a time."""
+    def _own_due(self) -> list[Attempt]:
+        """Return the attempts that the daemon owes its schedules; one of them may begin."""
         if self._is_paused():
             self._turns.drop_follow_ups()
         elif not self._attempts.has_own:
-            if (state := self._turns.due()) is not None:
-                return self._attempts.scheduled(state)
+            if states := self._turns.due():
+                return [self._attempts.scheduled(state) for state in states]
             # Asked again and again while others go on, it would look at the files each time.
             is_alone = not self._attempts.under_way
             if is_alone and (state := self._turns.follow_up_due()) is not None:
-                return self._attempts.follow_up(state)
-        return None
+                return [self._attempts.follow_up(state)]
+        return []
 
     def _begin_requested(self, *due: Attempt) -> bool:
         """Begin the request that has waited longest of those that fit beside all others.
 
         Args:
-            due: What has its turn, but does not fit now. No request may delay it further.
+            due: What has its turn, but may not begin now. No request may delay it further.
         """
 
         def fits(job: Job) -> bool:

@@ -1,8 +1,8 @@
 """Which schedule is next: the schedules of a configuration share one daemon.
 
 It takes one snapshot of them at a time. Of the schedules that are due, the schedule whose last
-attempt is the longest ago goes first. So a schedule with a short interval never keeps another one
-out, however long its snapshots take.
+attempt is the longest ago goes first, unless its snapshot may not begin yet: see ``order``. So a
+schedule with a short interval never keeps another one out, however long its snapshots take.
 """
 
 from collections.abc import Callable, Iterator
@@ -71,10 +71,10 @@ class Turns:
         while self._gone:
             self._gone.pop().drop()
 
-    def due(self) -> ScheduleState | None:
-        """Return the schedule whose snapshot should be taken now."""
+    def due(self) -> list[ScheduleState]:
+        """Return the schedules whose snapshot should be taken now; the first one goes first."""
         due = [state for state in self._states if state.is_due]
-        return min(due, key=lambda state: state.ended_s, default=None)
+        return sorted(due, key=lambda state: state.ended_s)
 
     def follow_up_due(self) -> ScheduleState | None:
         """Look at the files that are awaited; return a schedule whose follow-up is due."""

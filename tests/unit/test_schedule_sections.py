@@ -133,14 +133,14 @@ def test_no_schedule_waits_for_more_than_one_snapshot_of_each_other(
     turns, clock = turns_of(tmp_path_factory.mktemp("turns"), *(f"{one}s" for one in intervals_s))
     waiting: dict[str, int] = {}
     for _ in range(60):
-        due = [state.name for state in turns if state.is_due]
-        state = turns.due()
-        assert (state is None) == (not due)
-        for name in due:
-            waiting[name] = waiting.get(name, -1) + 1
-            assert waiting[name] < len(intervals_s)
-        clock.advance(took_s if state is not None else 1)
-        if state is not None:
+        due = turns.due()
+        assert {state.name for state in due} == {state.name for state in turns if state.is_due}
+        for state in due:
+            waiting[state.name] = waiting.get(state.name, -1) + 1
+            assert waiting[state.name] < len(intervals_s)
+        clock.advance(took_s if due else 1)
+        if due:
+            state = due[0]
             state.newest_ns = clock.now_ns() - took_s * 10**9
             state.attempt_ended()
             waiting[state.name] = -1
@@ -155,7 +155,7 @@ def test_a_clock_that_was_wrong_for_a_while_changes_no_order(tmp_path):
     took = []
     for _ in range(4):
         clock.advance(2)
-        state = turns.due()
+        state = turns.due()[0]
         took.append(state.name)
         state.attempt_ended()
     assert took == ["s1", "s0", "s1", "s0"]
@@ -165,7 +165,7 @@ def test_new_directories_start_a_schedule_again_and_a_new_interval_does_not(tmp_
     turns, clock = turns_of(tmp_path, "1h", "1h")
     for state in turns:
         state.newest_ns = clock.now_ns()
-    assert turns.due() is None
+    assert turns.due() == []
     text = (
         "[schedule s0]\nsnapshot_paths = /s0\nsnapshot_interval = 1d\n"
         "[schedule s1]\nsnapshot_paths = /elsewhere\n"
