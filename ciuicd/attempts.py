@@ -165,7 +165,8 @@ class Attempts:
             self._leave(one)
 
     def _leave(self, one: Attempt) -> None:
-        if self._forgets_soon and len(self.under_way) == 1:
+        is_last = len(self.under_way) == 1
+        if self._forgets_soon and is_last and not self._daemon.is_stopping:
             self._forgets_soon = False
             self._upkeep.after_snapshot(self._daemon.settings)
         self.under_way = tuple(other for other in self.under_way if other is not one)
