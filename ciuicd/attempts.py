@@ -41,6 +41,7 @@ __all__ = ["Attempt", "Attempts", "Daemon"]
 _log = logging.getLogger(__name__)
 
 _JOB_WAIT_S: Final = 2.0
+_UPKEEP_WAITS_S: Final = 3600.0
 
 
 class Daemon(Protocol):
@@ -126,7 +127,8 @@ class Attempts:
         self._hold = hold
         self._upkeep = upkeep
         self._freezing_places = FreezingPlaces(clock)
-        self._forgets_soon = False
+        self._forgets_since_s: float | None = None
+        self._older: tuple[Attempt, ...] = ()
         self.under_way: tuple[Attempt, ...] = ()
 
     @property
@@ -138,6 +140,18 @@ class Attempts:
     def have_store(self) -> bool:
         """Whether each process under way has opened the store."""
         return all(one.job.has_store for one in self.under_way)
+
+    @property
+    def must_end(self) -> bool:
+        """Whether upkeep has waited for an hour for snapshots that overlap without a gap.
+
+        One that was under way when upkeep became due is no reason: it may take a day, and no user
+        should wait for that.
+        """
+        since_s = self._forgets_since_s
+        if since_s is None or any(one in self._older for one in self.under_way):
+            return False
+        return self._clock.monotonic_s() - since_s >= _UPKEEP_WAITS_S
 
     def fits(self, wanted: Attempt, *others: Attempt) -> bool:
         """Return whether an attempt may begin beside those under way, and beside others."""
@@ -166,8 +180,8 @@ class Attempts:
 
     def _leave(self, one: Attempt) -> None:
         is_last = len(self.under_way) == 1
-        if self._forgets_soon and is_last and not self._daemon.is_stopping:
-            self._forgets_soon = False
+        if self._forgets_since_s is not None and is_last and not self._daemon.is_stopping:
+            self._forgets_since_s = None
             self._upkeep.after_snapshot(self._daemon.settings)
         self.under_way = tuple(other for other in self.under_way if other is not one)
         if not self.under_way:
@@ -293,7 +307,9 @@ class Attempts:
 
     def _note_taken(self, job: Job, state: ScheduleState, report: TakeReport) -> None:
         self._daemon.metrics.note_snapshot(report)
-        self._forgets_soon = True
+        if self._forgets_since_s is None:
+            self._forgets_since_s = self._clock.monotonic_s()
+            self._older = self.under_way
         if job.scope is None:
             state.newest_ns = report.taken_ns
             state.last_error = None

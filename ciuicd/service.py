@@ -361,7 +361,7 @@ class Service:
         return tuple(state.name for state in self._turns)
 
     def reload_soon(self) -> None:
-        """Read the configuration again as soon as no snapshot is being taken."""
+        """Read the configuration again; after a snapshot into a bucket that is being taken."""
         self._reload_wanted = True
         self._inbox.wake()
 
@@ -401,10 +401,7 @@ class Service:
         settings = self.settings
         bucket_id = self._hold.store_id if is_url(settings.snapshot_dir) else ""
         self._space.free_space(settings.snapshot_dir, self._all_roots, bucket_id=bucket_id)
-        if self._reload_wanted:
-            self._reload_wanted = False
-            with contextlib.suppress(CiuicError):
-                self.reload()
+        self._reload_if_wanted()
         self._turns.drop_gone()
         if self._order.begin_next():
             return
@@ -422,10 +419,18 @@ class Service:
         """Go on with the snapshots that are being taken, and begin another one beside them."""
         self._attempts.step()
         if self._attempts.under_way and not (self.is_stopping or self._program.was_replaced()):
+            self._reload_if_wanted()
+            may_begin = not self._attempts.must_end or self._inbox.has_urgent
+            has_begun = may_begin and self._order.begin_next()
             # Beside a snapshot that opens the store, a request only waits for a moment.
-            has_begun = self._order.begin_next()
             must_wait = self._inbox.has_waiting and not has_begun
             self._keeps_waiting = must_wait and self._attempts.have_store
+
+    def _reload_if_wanted(self) -> None:
+        if self._reload_wanted:
+            self._reload_wanted = False
+            with contextlib.suppress(CiuicError):
+                self.reload()
 
     def _can_do_upkeep(self) -> bool:
         return (

@@ -7,6 +7,7 @@ wants.
 import contextlib
 import os
 import resource
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -263,6 +264,17 @@ def test_with_hooks_one_snapshot_waits_for_the_other(site: Site) -> None:
     assert isinstance(waiting.outcome(), dict)
     assert isinstance(also_waiting.outcome(), dict)
     assert site.taken() == ["huge", "small", "other"]
+
+
+def test_a_reload_by_a_signal_does_not_wait_for_the_large_snapshot(site: Site) -> None:
+    daemon = site.start()
+    site.hold(daemon)
+    site.configure(snapshot_interval="1d")
+    daemon.signal(signal.SIGHUP)
+    daemon.wait_for_log(f"reloaded {site.machine.config}")
+    assert site.status()["snapshot_interval_s"] == 86_400
+    site.large.resume()
+    daemon.wait_for_log("no warnings")
 
 
 def test_an_emergency_snapshot_of_another_directory_still_ends_the_daemons_own(site: Site) -> None:

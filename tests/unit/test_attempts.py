@@ -87,3 +87,29 @@ def test_a_daemon_that_ends_forgets_nothing(site: Site) -> None:
     site.is_stopping = True
     site.end(only)
     assert site.forgets == 0
+
+
+def test_snapshots_that_overlap_without_a_gap_let_upkeep_have_its_turn_after_an_hour(
+    site: Site,
+) -> None:
+    first, large = site.begin("/a"), site.begin("/large")
+    site.end(first)
+    small = site.begin("/b")
+    site.clock.advance(86_400)
+    assert not site.attempts.must_end, "no user waits for a large one that takes a day"
+    site.end(large)
+    assert site.attempts.must_end
+    site.end(small)
+    assert not site.attempts.must_end
+    assert site.forgets == 1
+
+    next_one, last = site.begin("/a"), site.begin("/b")
+    site.end(next_one)
+    beside = site.begin("/a")
+    site.end(last)
+    site.clock.advance(3599)
+    assert not site.attempts.must_end
+    site.clock.advance(1)
+    assert site.attempts.must_end
+    site.end(beside)
+    assert site.forgets == 2
