@@ -398,6 +398,7 @@ class Service:
     def _turn(self) -> None:
         """Run one round of the loop: reload, take what is due, or wait for work."""
         self._watchdog.note_progress()
+        self._keeps_waiting = False  # nothing is under way
         settings = self.settings
         bucket_id = self._hold.store_id if is_url(settings.snapshot_dir) else ""
         self._space.free_space(settings.snapshot_dir, self._all_roots, bucket_id=bucket_id)

@@ -49,6 +49,19 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path / "ciuic.conf")
 
 
+def test_no_snapshot_hurries_for_a_request_that_has_begun(site: Site) -> None:
+    site.service.submit(Job(origin=COMMAND))
+    site.service._go_on()
+    assert site.service._somebody_waits()
+    # The one under way has ended: nothing waits for it any more.
+    site.attempts.under_way = ()
+    site.service._go_on()
+    site.begins = True
+    site.service._turn()
+    assert site.asked == [False, False]
+    assert not site.service._somebody_waits()
+
+
 def test_when_all_must_end_only_an_emergency_begins_and_requests_wait(site: Site) -> None:
     site.attempts.must_end = True
     site.service.submit(Job(origin=COMMAND))
