@@ -124,7 +124,8 @@ def test_a_signal_ends_tasks_that_wait_and_waits_for_those_that_run() -> None:
 
     def task(number: int) -> None:
         begun.append(number)
-        both.wait(LIMIT_S)
+        if number < 2:
+            both.wait(LIMIT_S)
         if number == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         assert is_raised.wait(LIMIT_S)
@@ -141,7 +142,40 @@ def test_a_signal_ends_tasks_that_wait_and_waits_for_those_that_run() -> None:
     finally:
         is_left.set()
         signal.signal(signal.SIGUSR1, earlier)
-    assert ended == sorted(begun) == [0, 1]
+    assert ended == sorted(begun)
+    assert 2 <= len(begun) < 100
+
+
+def test_a_signal_while_tasks_are_handed_to_threads_waits_for_those_that_run() -> None:
+    has_begun, is_left = threading.Event(), threading.Event()
+    begun, done = list[int](), list[int]()
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        """Raise when a thread has begun a task, and the start of a thread is not over."""
+        if frame.f_code is threading.Event.wait.__code__:
+            assert has_begun.wait(LIMIT_S)
+            raise KeyboardInterrupt
+
+    def task(number: int) -> None:
+        begun.append(number)
+        has_begun.set()
+        # Set only if ``run_all`` returns too early.
+        is_left.wait(0.5)
+        done.append(number)
+
+    before = sys.gettrace()
+    try:
+        with Workers(2, "test") as workers:
+            sys.settrace(trace)
+            with pytest.raises(KeyboardInterrupt):
+                workers.run_all([partial(task, number) for number in range(100)])
+            sys.settrace(before)
+            ended = sorted(done)
+    finally:
+        sys.settrace(before)
+        is_left.set()
+    assert ended == sorted(begun)
+    assert 1 <= len(begun) < 100
 
 
 def test_a_task_that_fails_does_not_keep_the_others_from_running() -> None:

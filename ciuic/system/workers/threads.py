@@ -2,9 +2,11 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Final, Protocol, TypeVar
 
 from ciuic.errors import ResourceError, shortage
+from ciuic.system.clock import SystemClock
 
 __all__ = ["Pool", "Running", "Workers", "share", "start", "start_pool"]
 
@@ -13,6 +15,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 _CHECK_S: Final = 1.0
+_LOOK_S: Final = 0.01
 
 
 class Running(Protocol[R_co]):
@@ -165,25 +168,58 @@ class Workers:
             for task in tasks:
                 task()
             return
-        running, failures = list[Running[None]](), list[BaseException]()
-        try:
-            for task in tasks:
-                running.append(self._started().submit(task))
-        except BaseException as error:  # noqa: BLE001 - it is raised below
-            failures.append(error)
-        while running:
+        left, failures = iter(range(len(tasks))), list[tuple[int, BaseException]]()
+        stopped, begun, ended = list[BaseException](), list[None](), list[None]()
+        over = threading.Lock()
+        over.acquire()
+
+        def go(work: Callable[[], None]) -> None:
+            # First: it is counted below, or finds that a signal has stopped the work.
+            begun.append(None)
             try:
-                if failures:
-                    running = [one for one in running if not one.cancel()]
-                while running:
-                    failure = running[0].exception()
-                    running.pop(0)
-                    if failure is not None:
-                        failures.append(failure)
+                if not stopped:
+                    work()
+            finally:
+                ended.append(None)
+
+        def take_tasks() -> None:
+            for number in left:
+                if stopped:
+                    return
+                try:
+                    tasks[number]()
+                except BaseException as error:  # noqa: BLE001 - it is raised below
+                    failures.append((number, error))
+
+        def submit() -> None:
+            try:
+                pool, count = self._started(), min(self._count, len(tasks))
+                running = [pool.submit(lambda: go(take_tasks)) for _ in range(count)]
+                for one in running:
+                    one.result()
             except BaseException as error:  # noqa: BLE001 - it is raised below
-                failures.append(error)
+                stopped.append(error)
+            finally:
+                over.release()
+
+        # In a thread, which gets no signals: one that raises in ``submit`` or ``result`` may leave
+        # a lock of the pool locked for ever, and loses the future of a task that runs.
+        try:
+            start(threading.Thread(target=go, args=(submit,), name=self._name, daemon=True))
+            over.acquire()
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            stopped.append(error)
+        while stopped:
+            try:
+                while len(begun) > len(ended):
+                    SystemClock().sleep(_LOOK_S)
+                break
+            except BaseException as error:  # noqa: BLE001 - it is raised below
+                stopped.append(error)
+        if stopped:
+            raise stopped[0]
         if failures:
-            raise failures[0]
+            raise min(failures, key=itemgetter(0))[1]
 
     def _started(self) -> Pool:
         if self._pool is None:
