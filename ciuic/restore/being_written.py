@@ -8,7 +8,7 @@ one in a container may, is not found.
 import os
 
 from ciuic.errors import CorruptionError, TargetError, UnknownFormatError
-from ciuic.model import SKIPPED, UNREADABLE, path_text
+from ciuic.model import BEING_WRITTEN, SKIPPED, UNREADABLE, path_text
 from ciuic.restore.passes import Run, open_directory
 from ciuic.restore.selection import Verdict
 from ciuic.restore.targets import Target
@@ -23,6 +23,8 @@ def refuse_being_written(run: Run, targets: list[Target], left_out: Exclusions) 
     """Refuse to replace or delete a file that another program has open for writing.
 
     A file of the same size and time as in the snapshot is not replaced, and counts as no reason.
+    What ``fallback`` looks for in older snapshots always counts: which version it finds shows only
+    when it is placed.
 
     Args:
         run: The restore.
@@ -92,20 +94,34 @@ class _Losses:
         path = os.path.join(target.path, inside) if inside else target.path
         if self._run.selection.any and self._run.selection.verdict(path) is not Verdict.TAKEN:
             return False
+        fallback = self._run.request.fallback
         try:
             located = self._locator.find(path)
-            if located is None:
+            if located is None and not (fallback and self._is_unlisted(path)):
                 return self._run.request.delete and not self._stays(target, inside, status)
         except (CorruptionError, UnknownFormatError):
-            return False  # the restore does not reach the file either
+            return fallback  # without one, the restore does not reach the file either
         except OSError:
             return False  # the file has just gone
+        if located is None:
+            return True
         entry = located.entry
-        if entry.state == UNREADABLE or entry.lacks_content:
-            return False
         if not entry.is_file:
             return True
+        if entry.state == UNREADABLE or entry.lacks_content:
+            return fallback
+        if entry.state == BEING_WRITTEN and fallback:
+            return True
         return (entry.size_bytes, entry.mtime_ns) != (status.st_size, status.st_mtime_ns)
+
+    def _is_unlisted(self, path: bytes) -> bool:
+        """Return whether the directory that may hold a path could not be read at the time."""
+        while path != os.path.dirname(path):
+            path = os.path.dirname(path)
+            located = self._locator.find(path)
+            if located is not None:
+                return located.entry.state == UNREADABLE
+        return False
 
     def _stays(self, target: Target, inside: bytes, status: os.stat_result) -> bool:
         """Return whether ``--delete`` leaves a file that the snapshot does not have."""

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.ids import ChunkId
+from ciuic.model import BEING_WRITTEN, UNREADABLE
+from ciuic.store.records.kinds import TREE
 from tests.kit.box import Box
+from tests.kit.damage import flip_node
+from tests.kit.hostile import commit, directory, file, node
 from tests.kit.program import Outcome
 from tests.kit.trees import photograph
 
@@ -71,8 +76,8 @@ def test_what_stays_as_it_is_may_be_open(box: Box, run: Path):
     outcome = restore(box)
     again = (run / "train.log").open("ab")
     kept = restore(box)
-    for file in [*readers, again]:
-        file.close()
+    for opened in [*readers, again]:
+        opened.close()
 
     assert outcome.code == 0, outcome.err
     assert (run / "model.pt").read_bytes() == b"good"
@@ -121,6 +126,82 @@ def test_a_directory_that_stands_where_a_file_was_counts_with_delete(box: Box, r
 
     assert outcome.code == 1
     assert "model.pt/part open for writing" in outcome.err
+
+
+def test_an_older_version_does_not_replace_a_file_that_was_and_is_being_written(live_box: Box):
+    log = live_box.source / "train.log"
+    log.write_bytes(OLD)
+    assert live_box.ciuic("snapshot").code == 0
+    with log.open("ab") as writing:
+        writing.write(b"step 2\n")
+        writing.flush()
+        assert live_box.ciuic("snapshot").code == 3
+        assert live_box.entries()[os.fsencode(log)].state == BEING_WRITTEN
+        kept = restore(live_box)
+        refused = restore(live_box, "--fallback")
+        after = log.read_bytes()
+    forced = restore(live_box, "--fallback", "--force")
+
+    assert "wrote 0 files" in kept.out
+    assert refused.code == 1
+    assert "train.log open for writing" in refused.err
+    assert after == OLD + b"step 2\n"
+    assert forced.code == 0, forced.err
+    assert log.read_bytes() == OLD
+
+
+def test_an_older_version_of_what_could_not_be_read_counts_too(box: Box, run: Path):
+    (run / "cache" / "part").write_bytes(b"older")
+    assert box.ciuic("snapshot").code == 0
+    unread = [directory(b"cache", b""), file(b"train.log")]
+    for entry in unread:
+        entry.state = UNREADABLE
+    commit(box.store, run, lambda writer: node(writer, TREE, 0, unread))
+    for place in (run / "train.log", run / "cache" / "part"):
+        place.write_bytes(b"changed")
+        with place.open("ab"):
+            plain = restore(box)
+            refused = restore(box, "--fallback")
+
+        assert plain.code == 3, plain.err
+        assert refused.code == 1
+        assert f"{place} open for writing" in refused.err
+        assert place.read_bytes() == b"changed"
+    with (run / "new.log").open("ab"):
+        assert restore(box, "--fallback").code == 0
+    assert (run / "cache" / "part").read_bytes() == b"older"
+
+
+def test_a_file_where_the_snapshot_has_a_directory_that_could_not_be_read_counts(
+    box: Box, run: Path
+):
+    unread = directory(b"model.pt", b"")
+    unread.state = UNREADABLE
+    commit(box.store, run, lambda writer: node(writer, TREE, 0, [unread]))
+    with (run / "model.pt").open("ab"):
+        outcome = restore(box)
+
+    assert outcome.code == 1
+    assert (run / "model.pt").is_file()
+
+
+def test_an_older_version_of_what_is_damaged_counts_too(box: Box, run: Path):
+    part = run / "cache" / "part"
+    for content in (b"older", b"newer"):
+        part.write_bytes(content)
+        assert box.ciuic("snapshot").code == 0
+    flip_node(box.store, ChunkId(box.entries()[os.fsencode(part.parent)].content))
+    with part.open("ab"):
+        plain = restore(box)
+        refused = restore(box, "--fallback")
+    after = part.read_bytes()
+    done = restore(box, "--fallback")
+
+    assert plain.code == done.code == 4
+    assert refused.code == 1
+    assert f"{part} open for writing" in refused.err
+    assert after == b"newer"
+    assert part.read_bytes() == b"older"
 
 
 def test_a_restore_to_another_place_may_have_the_original_open(box: Box, run: Path):
