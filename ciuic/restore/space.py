@@ -29,7 +29,8 @@ def space_warnings(run: Run, targets: list[Target]) -> list[PathWarning]:
     """Return a warning for each file system that has less space than a restore may write there.
 
     A file that is there with the same size and time does not count, nor does the space of a file
-    that would be replaced, nor what shares the blocks of a reflink copy.
+    that would be replaced, nor what shares the blocks of a reflink copy. What goes to a file system
+    that is mounted inside a target counts as if it went to the target's.
 
     Args:
         run: The restore.
@@ -40,7 +41,9 @@ def space_warnings(run: Run, targets: list[Target]) -> list[PathWarning]:
     """
     needs: dict[int, _Need] = {}
     for target in targets:
-        above = target.parent
+        # The target may be a mount point itself.
+        is_entered = target.entry.is_directory and _is_directory(target.place)
+        above = target.place if is_entered else target.parent
         while not os.path.isdir(above) and above != os.path.dirname(above):
             above = os.path.dirname(above)
         with contextlib.suppress(OSError):  # the restore says what is wrong with a directory
@@ -55,6 +58,11 @@ def space_warnings(run: Run, targets: list[Target]) -> list[PathWarning]:
         for need in needs.values()
         if need.available_bytes < most_bytes and need.available_bytes < need.measure()
     ]
+
+
+def _is_directory(place: bytes) -> bool:
+    """Return whether a restore enters a place: it replaces a symlink."""
+    return os.path.isdir(place) and not os.path.islink(place)
 
 
 class _Need:

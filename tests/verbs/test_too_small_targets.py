@@ -64,6 +64,31 @@ def test_what_fits_is_restored_without_a_warning(sized: Box, tmp_path: Path):
         assert WARNING in restore(sized, small, "--overwrite", "--dry-run").err
 
 
+def test_a_target_that_is_a_mount_point_is_measured_itself(sized: Box, tmp_path: Path):
+    target = tmp_path / "out" / sized.source.name
+    target.mkdir(parents=True)
+    with tmpfs(target, size_mib=8):
+        outcome = restore(sized, target.parent, "--overwrite", "--dry-run")
+
+    assert f"{target}: has 8.00 MiB available" in outcome.err
+    assert WARNING in outcome.err
+
+
+def test_the_file_system_around_a_mounted_target_is_not_measured(sized: Box, tmp_path: Path):
+    with tmpfs(tmp_path / "small", size_mib=1) as small:
+        target = small / sized.source.name
+        target.mkdir()
+        with tmpfs(target, size_mib=32):
+            mounted = restore(sized, small, "--overwrite")
+        assert mounted.code == 0, mounted.err
+        assert WARNING not in mounted.err
+        # A symlink is replaced by a directory.
+        target.rmdir()
+        target.symlink_to(tmp_path)
+        linked = restore(sized, small, "--overwrite", "--dry-run")
+        assert f"{small}: has 1.00 MiB available" in linked.err
+
+
 def test_only_what_the_filter_takes_counts(sized: Box, tmp_path: Path):
     with tmpfs(tmp_path / "small", size_mib=8) as small:
         assert WARNING in restore(sized, small, "--exclude", "*.txt", "--dry-run").err
