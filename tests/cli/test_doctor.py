@@ -226,6 +226,37 @@ def test_a_snapshot_of_another_directory_tells_nothing_about_the_configured_one(
     assert box.ciuic("verify").out == f"{by_hand}: ok\n"
 
 
+def test_snapshots_of_a_schedule_that_was_renamed_count_for_the_one_that_has_its_directories(
+    tmp_path,
+):
+    box = Box(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+
+    def configure(**schedules):
+        box.config.write_text(
+            f"snapshot_dir = {box.store}\n"
+            + "".join(
+                f"[schedule {name}]\nsnapshot_paths = {path}\n" for name, path in schedules.items()
+            )
+        )
+
+    def missing():
+        found = findings(box.ciuic("doctor", "--json"), about="snapshots")
+        return [one for one in found if "there is no snapshot of the " in one]
+
+    configure(daily=box.source)
+    assert box.ciuic("snapshot").code == 0
+    assert missing() == []
+    configure(nightly=box.source)
+    assert missing() == []
+    configure(nightly=box.source, others=other)
+    assert missing() == ["snapshots: there is no snapshot of the schedule others yet"]
+    # What belongs to a schedule that still exists counts for that one alone.
+    configure(daily=other, nightly=box.source)
+    assert missing() == ["snapshots: there is no snapshot of the schedule nightly yet"]
+
+
 def test_trouble_in_the_newest_snapshot_and_a_damaged_manifest_are_named(tmp_path):
     box = Box(tmp_path)
     first = box.take()

@@ -1,6 +1,6 @@
 """Checks the manifests of snapshots, their age, their damage, their warnings and their roots."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ciuic.catalog import HOW_TO_TAKE, damaged_manifests, known_lost
 from ciuic.model import Owner, SnapshotSummary, covers, newest_first, path_text
@@ -59,8 +59,9 @@ def examine_snapshots(
         yield from _state(store, newest, survey)
         return
     is_only = len(plan.schedules) == 1
+    names = {schedule.name for schedule in plan.schedules}
     for schedule in plan.schedules:
-        members = [summary for summary in own if _serves(summary, schedule)]
+        members = [summary for summary in own if _serves(summary, schedule, names)]
         if not members:
             whose = "configured directories" if is_only else f"schedule {schedule.name}"
             what = f"there is no snapshot of the {whose} yet"
@@ -74,12 +75,18 @@ def examine_snapshots(
         yield from _missing_roots(its_newest, schedule)
 
 
-def _serves(summary: SnapshotSummary, schedule: Schedule) -> bool:
+def _serves(summary: SnapshotSummary, schedule: Schedule, names: Collection[str]) -> bool:
     """Return whether a snapshot counts for a schedule: it belongs to it, or holds all of it.
 
     A snapshot of other directories, which a user took, tells nothing about the configured ones.
+
+    Args:
+        summary: The snapshot.
+        schedule: The schedule.
+        names: The names of all schedules. A snapshot of one that was renamed or removed counts as
+            one of no schedule.
     """
-    if summary.schedule:
+    if summary.schedule in names:
         return summary.schedule == schedule.name
     return covers(summary.roots, schedule.roots)
 
