@@ -1,6 +1,5 @@
 """``ciuic list``."""
 
-import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -17,14 +16,23 @@ from ciuic.cli.opening import list_and_warn, opened, shown_ids
 from ciuic.cli.options import absolute, given, json_option
 from ciuic.cli.render import NO_SCHEDULE, print_json_array, printable
 from ciuic.cli.session import Session
-from ciuic.errors import DAMAGE, SnapshotNotFoundError, UsageError
+from ciuic.errors import (
+    DAMAGE,
+    CancelledError,
+    SnapshotNotFoundError,
+    StoreError,
+    UsageError,
+)
 from ciuic.ids import SnapshotId
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
 from ciuic.store.store import Store
-from ciuic.system.clock import local_time_text
+from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.system.machine import names_of
+from ciuic.units import counted, format_duration
 
 __all__ = ["command"]
+
+_LOOK_S: Final = 2.0
 
 
 @click.command("list")
@@ -74,8 +82,8 @@ def command(
     added to the store. TROUBLE is the number of paths with a warning. FLUX is the number of files
     that a program was writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ
     in them. STATE is shown if a scrub has found that content of a listed snapshot is lost, and says
-    which snapshots are damaged by that; not in a bucket. A narrow terminal gets fewer columns; a
-    pipe and --json get all.
+    which snapshots are damaged by that; not in a bucket. It shows "?" for those that could not be
+    checked within two seconds. A narrow terminal gets fewer columns; a pipe and --json get all.
 
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record
     its size. STATE is whole, in flux, unreadable, left out or damaged, as far as ciuic knows
@@ -109,7 +117,7 @@ def command(
             _list_path(store, snapshots, wanted.path, wanted, form)
             return
         matching = [summary for summary in snapshots if wanted.matches(summary)]
-        damaged = set() if machine_readable else _damaged(store, matching)
+        damaged = {} if machine_readable else _damaged(store, matching)
     chains = snapshot_chains(snapshots)
     if as_json:
         print_json_array(
@@ -117,7 +125,7 @@ def command(
                 **summary.as_json(),
                 **chains[summary.id].as_json(),
                 "copies": held.get(summary.id, []),
-                "damaged": summary.id in damaged,
+                "damaged": damaged.get(summary.id, False),
             }
             for summary in matching
         )
@@ -132,26 +140,44 @@ def command(
         advise(wanted.absence(snapshots))
 
 
-def _damaged(store: Store, snapshots: Sequence[SnapshotSummary]) -> set[SnapshotId]:
-    """Return the snapshots that need a chunk that is known to be lost, as a scrub found.
+def _damaged(
+    store: Store, snapshots: Sequence[SnapshotSummary]
+) -> Mapping[SnapshotId, bool | None]:
+    """Return whether snapshots need a chunk that is known to be lost, as a scrub found.
 
-    Trees are read only if there is such a chunk, so that a list of a sound store stays fast. In a
-    bucket, where reading them takes many requests, nothing is looked for.
+    Trees are read only if there is such a chunk, so that a list of a sound store stays fast, and
+    for a short time, so that one of a damaged store stays usable: snapshots that were not looked at
+    get None, and a message says so. In a bucket, where reading them takes many requests, nothing is
+    looked for, and the answer is empty.
     """
     lost = known_lost(store)
     if not lost or store.bucket is not None:
-        return set()
+        return {}
     # Imported here because few stores are damaged.
     from ciuic.view.damage import DamageSurvey
 
+    clock = SystemClock()
+    end_s = clock.monotonic_s() + _LOOK_S
+
+    def check() -> None:
+        if clock.monotonic_s() > end_s:
+            raise CancelledError(f"that takes longer than {format_duration(_LOOK_S)}")
+
     survey = DamageSurvey(store, lost)
-    damaged = set()
-    for summary in snapshots:
-        # Another process may have removed it since it was listed.
-        with contextlib.suppress(SnapshotNotFoundError):
-            if not survey.is_sound(summary.id):
-                damaged.add(summary.id)
-    return damaged
+    survey.resume(store, lost, check)
+    states: dict[SnapshotId, bool | None] = {summary.id: None for summary in snapshots}
+    try:
+        for summary in snapshots:
+            check()
+            try:
+                states[summary.id] = not survey.is_sound(summary.id)
+            except SnapshotNotFoundError:  # another process has removed it since it was listed
+                states[summary.id] = False
+    except (CancelledError, StoreError) as error:
+        count = counted(list(states.values()).count(None), "snapshot")
+        what = f"{count} not checked for lost content: {printable(error.message)}."
+        advise(f"ciuic: {what} 'ciuic verify --all' checks all")
+    return states
 
 
 class _Form(NamedTuple):

@@ -1,7 +1,7 @@
 """The table of ``ciuic list``."""
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import click
@@ -38,6 +38,7 @@ _COLUMNS: Final = (
     Column("TAGS", drop=3, cut=cut_end, least=6),
     Column("NOTE", drop=14, cut=cut_end, least=12),
 )
+_STATES: Final = {True: "damaged", False: "", None: "?"}
 
 
 def print_list(
@@ -45,7 +46,7 @@ def print_list(
     left_out: set[str],
     chains: Mapping[SnapshotId, SnapshotChain],
     short: Mapping[SnapshotId, str],
-    damaged: Collection[SnapshotId],
+    damaged: Mapping[SnapshotId, bool | None],
     *,
     by_day: bool,
 ) -> None:
@@ -56,14 +57,14 @@ def print_list(
         left_out: The columns that are not shown.
         chains: The chains of the snapshots, by ID.
         short: The shown form of IDs; without one, the whole ID is shown.
-        damaged: The snapshots that are known to be damaged.
+        damaged: True for snapshots that are known to be damaged; None: it is not known.
         by_day: Print one table for each day.
     """
     for day, group in _days(snapshots) if by_day else [("", snapshots)]:
         if day:
             click.echo(day)
         _print_snapshots(group, chains, short, damaged, left_out=left_out)
-    if damaged:
+    if any(damaged.values()):
         advise("ciuic: 'ciuic verify ID' names the damaged paths of a snapshot")
 
 
@@ -82,7 +83,7 @@ def _days(
 
 
 def needless_columns(
-    snapshots: Sequence[SnapshotSummary], damaged: Collection[SnapshotId]
+    snapshots: Sequence[SnapshotSummary], damaged: Mapping[SnapshotId, bool | None]
 ) -> set[str]:
     """Return the columns that would say the same for every snapshot of the store."""
     hosts = {(summary.host, summary.machine) for summary in snapshots}
@@ -94,7 +95,7 @@ def needless_columns(
         "ORIGIN": len(origins),
         "SCHEDULE": len(schedules),
         "ROOTS": len(roots),
-        "STATE": 2 if damaged else 0,
+        "STATE": 2 if any(damaged.values()) else 0,
         "NOTE": 2 if any(summary.note for summary in snapshots) else 0,
     }
     return {name for name, count in counts.items() if count <= 1}
@@ -104,7 +105,7 @@ def _print_snapshots(
     snapshots: Sequence[SnapshotSummary],
     chains: Mapping[SnapshotId, SnapshotChain],
     short: Mapping[SnapshotId, str],
-    damaged: Collection[SnapshotId],
+    damaged: Mapping[SnapshotId, bool | None],
     *,
     left_out: set[str],
 ) -> None:
@@ -113,7 +114,7 @@ def _print_snapshots(
     rows = [
         {
             "ID": short.get(summary.id, summary.id),
-            "STATE": "damaged" if summary.id in damaged else "",
+            "STATE": _STATES[damaged.get(summary.id, False)],
             **_row(summary, chains[summary.id], names),
         }
         for summary in snapshots
