@@ -106,7 +106,7 @@ MUTANTS: Final = (
     Mutant(
         "the manifest is written before the packs are finished",
         "ciuic/snapshot/take.py",
-        "        totals = self._writer.finish(index_waits=True)\n",
+        "        totals = self._writer.finish(index_waits=self._store.bucket is None)\n",
         "        totals = self._writer.totals\n",
         _story("first snapshots"),
     ),

@@ -633,7 +633,7 @@ def test_the_next_snapshot_removes_the_reflink_copies_of_a_killed_one(
         (place.source / f"more {number}").write_bytes(os.urandom(40_000))
     began = time.monotonic()
     place.snapshot()
-    usual_s = time.monotonic() - began
+    longest_s = time.monotonic() - began
     clean = shape(frozen(mounted))
     ended = 0
     for _ in range(8):
@@ -647,9 +647,12 @@ def test_the_next_snapshot_removes_the_reflink_copies_of_a_killed_one(
             stderr=subprocess.DEVNULL,
         )
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(usual_s * rng.uniform(0.2, 1.1))
+            process.wait(longest_s * rng.uniform(0.2, 1.1))
         process.send_signal(signal.SIGKILL)
-        ended += process.wait() == -signal.SIGKILL
+        if process.wait() == -signal.SIGKILL:
+            ended += 1
+        else:
+            longest_s *= 0.7  # other tests had slowed down the first one
     assert ended, "every snapshot was quicker than the kill"
     place.snapshot()
     assert shape(frozen(mounted)) == clean

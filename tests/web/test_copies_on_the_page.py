@@ -43,6 +43,7 @@ def test_the_overview_says_how_far_each_copy_is_behind(browser: Browser, box: Bo
         assert shown()[0] == f"{copy}: has every snapshot"
         wanted = box.ciuic("list", "--json").document
         assert wanted[0]["copies"] == [str(copy)]
+        del wanted[0]["damaged"]  # the page leaves that out
         assert site.ask("/v1/snapshots").document["snapshots"] == wanted
         page.goto(f"{site.base}/snapshots/{wanted[0]['id']}")
         assert page.locator(".facts div:has(dt:text-is('Copies')) dd").inner_text() == str(copy)
