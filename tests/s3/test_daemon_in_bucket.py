@@ -309,6 +309,15 @@ def test_a_credentials_file_that_cannot_be_used_fails_snapshots_until_it_can(
     assert "has no access key" in run("snapshot", code=2)
     written_key(key_file, "unknown", "secret")
     assert "403 InvalidAccessKeyId" in run("snapshot", code=1)
+    shown = run("status", code=1)
+    assert f"daemon:  idle, process {process.pid}" in shown
+    assert "403 InvalidAccessKeyId" in shown.splitlines()[-2]
+    document = json.loads(run("status", "--json", code=1).partition("\n}\n")[0] + "}")
+    assert document["daemon"]["pid"] == process.pid
+    assert "InvalidAccessKeyId" in document["error"]["message"]
+    run("pause")  # asks the bucket nothing
+    assert daemon.status()["paused"]
+    run("resume")
     key_file.write_bytes(good)
     key_file.chmod(0o644)
     assert f"chmod 600 {key_file}" in run("snapshot", code=2)
