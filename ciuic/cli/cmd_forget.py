@@ -10,7 +10,7 @@ import click
 from ciuic.cli.candidates import SNAPSHOT, known_tags, trashed_id
 from ciuic.cli.forget_plan import print_plan
 from ciuic.cli.interrupt import interruptible
-from ciuic.cli.lists import those
+from ciuic.cli.lists import hosts_instead
 from ciuic.cli.opening import opened, shown_ids, warn_damaged
 from ciuic.cli.options import given, json_option, trash_option, wait_option
 from ciuic.cli.pruning import print_prune_report, prune_store
@@ -30,7 +30,6 @@ from ciuic.maintain.prune.report import PruneReport
 from ciuic.retention import Policy, parse_policy
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
-from ciuic.system.machine import names_of
 from ciuic.units import counted
 
 __all__ = ["command"]
@@ -262,9 +261,8 @@ class _Run(NamedTuple):
             if tag not in tags:  # perhaps mistyped
                 click.echo(f"ciuic: no snapshot has the tag '{printable(tag)}'", err=True)
         if self.host is not None and not plan.kept and not plan.forgotten:  # the same
-            hosts = those("hosts", names_of(one.owner.machine for one in plan.others).values())
             what = f"no snapshot was taken on the host '{printable(self.host)}'"
-            click.echo(f"ciuic: {what}{hosts}", err=True)
+            click.echo(f"ciuic: {what}{hosts_instead(self.host, plan.others)}", err=True)
         short = shown_ids(store)
         if not self.dry_run:
             apply_forget(store, plan, now_ns)

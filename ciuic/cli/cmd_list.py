@@ -11,9 +11,9 @@ from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
 from ciuic.cli.error_output import advise
-from ciuic.cli.lists import those
+from ciuic.cli.lists import hosts_instead, those
 from ciuic.cli.opening import list_and_warn, opened, shown_ids
-from ciuic.cli.options import absolute, given, json_option
+from ciuic.cli.options import absolute, given, host_option, json_option
 from ciuic.cli.render import NO_SCHEDULE, print_json_array, printable
 from ciuic.cli.session import Session
 from ciuic.errors import (
@@ -27,7 +27,6 @@ from ciuic.ids import SnapshotId
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
-from ciuic.system.machine import names_of
 from ciuic.units import counted, format_duration
 
 __all__ = ["command"]
@@ -42,10 +41,7 @@ _LOOK_S: Final = 2.0
     help="Only snapshots that hold this path, and whether it is intact there.",
 )  # fmt: skip
 @click.option("--tag", metavar="T", shell_complete=known_tags, help="Only snapshots with this tag.")
-@click.option(
-    "--host", metavar="H", callback=given,
-    help="Only snapshots of this host: its name, or as HOST shows it.",
-)  # fmt: skip
+@host_option
 @click.option(
     "--origin", metavar="O", type=click.Choice([DAEMON, COMMAND, LIBRARY]),
     help="Only snapshots that the daemon, a command or the library asked for.",
@@ -229,10 +225,7 @@ class _Filter(NamedTuple):
 
     def _present(self, snapshots: Sequence[SnapshotSummary]) -> str:
         """Return what there is instead of a host or a schedule that no snapshot has."""
-        more = ""
-        hosts = names_of(found.owner.machine for found in snapshots)
-        if self.host is not None and not any(one.is_called(self.host) for one in hosts):
-            more += those("hosts", hosts.values())
+        more = "" if self.host is None else hosts_instead(self.host, snapshots)
         schedules = {found.schedule or NO_SCHEDULE for found in snapshots}
         if self.schedule is not None and self.schedule not in schedules:
             more += those("schedules", schedules)
