@@ -12,7 +12,6 @@ from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
 from ciuic.cli.error_output import advise
-from ciuic.cli.lists import hosts_instead, those
 from ciuic.cli.opening import list_and_warn, opened, shown_ids
 from ciuic.cli.options import absolute, given, host_option, json_option
 from ciuic.cli.render import NO_SCHEDULE, print_json_array, printable
@@ -248,6 +247,9 @@ class _Filter(NamedTuple):
 
     def _present(self, snapshots: Sequence[SnapshotSummary]) -> str:
         """Return what there is instead of a host or a schedule that no snapshot has."""
+        # Imported here because few lists are empty, and every list waits for what is imported.
+        from ciuic.cli.lists import hosts_instead, those
+
         more = "" if self.host is None else hosts_instead(self.host, snapshots)
         schedules = {found.schedule or NO_SCHEDULE for found in snapshots}
         if self.schedule is not None and self.schedule not in schedules:
