@@ -180,7 +180,7 @@ def _damaged(
 def _without_requests(
     store: Store, snapshots: Sequence[SnapshotSummary], lost: Collection[ChunkId]
 ) -> Mapping[SnapshotId, bool | None]:
-    """Do the same in a bucket, of which this machine has the manifests, and no trees."""
+    """Do the same in a bucket: this machine has its manifests, and no trees."""
     states: dict[SnapshotId, bool | None] = {summary.id: None for summary in snapshots}
     for summary in snapshots:
         with contextlib.suppress(SnapshotNotFoundError, StoreError):  # since it was listed
