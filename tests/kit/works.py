@@ -11,7 +11,7 @@ from pathlib import Path
 from ciuic.errors import BusyError
 from ciuicd.jobs.child import Child
 
-__all__ = ["ThreadedWork", "Work", "fails", "has_a_bug", "says", "tells", "waits"]
+__all__ = ["ThreadedWork", "Work", "ends", "fails", "has_a_bug", "says", "tells", "waits"]
 
 
 class Work:
@@ -72,6 +72,11 @@ def fails(_child: Child) -> None:
 def has_a_bug(_child: Child) -> None:
     """Raise another one."""
     raise ValueError("seven")
+
+
+def ends(_child: Child) -> None:
+    """End the process without an answer."""
+    os._exit(3)
 
 
 def waits(child: Child) -> None:
