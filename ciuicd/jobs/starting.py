@@ -1,11 +1,12 @@
-"""Starts a process of the daemon that is no fork: this program's interpreter, executed again.
+"""Starts a process of the daemon that is no fork: it executes the interpreter of this program.
 
 The threads of an object store's client do not survive a fork, so work that needs them gets a
-process that begins anew. It imports the modules from where this one has found them, not from where
-a new interpreter would look: so it does not matter how this program was started.
+process without the memory of this one. It imports the modules from where this one has found them,
+and not from where an interpreter would look: so it does not matter how this program was started.
 
-The work travels in memory that both processes have, behind what they tell each other there. It has
-no secret that the process could not read itself: that has this one's environment and user.
+The work travels in memory that both have, behind the page in which they tell each other how it
+goes. The command line has none of it, and the process gets its credentials as this one did: it has
+the same environment and user.
 """
 
 import contextlib
