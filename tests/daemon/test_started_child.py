@@ -221,9 +221,11 @@ def test_it_ends_with_a_parent_that_is_killed() -> None:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        child.wait(60)
-    assert not child.is_running()
+    try:
+        wait_until("it ends", lambda: not child.is_running())
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def test_the_work_of_a_snapshot_can_be_sent(machine: Machine) -> None:
