@@ -17,6 +17,7 @@ from ciuic.store.format.pack import PackedFrame
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index.places import ChunkPlace, Emptied, Row, rows_of
 from ciuic.store.index.records import Records
+from ciuic.store.records.damage import KnownDamage
 from ciuic.store.records.kinds import CHAIN_MAX
 from ciuic.system.hashing import ID_BYTES
 
@@ -45,9 +46,17 @@ class ChunkIndex(Records):
     Attributes:
         shut_packs: Packs that a prune of another session has condemned. A snapshot that relied on
             them could lose chunks, so ``usable`` leaves their chunks out. Reads still find them.
+        damage: Copies of chunks that are damaged, as the records of the store say: ``usable``
+            leaves them out, too, and a copy elsewhere becomes the place of the chunk.
     """
 
     shut_packs: frozenset[PackId] = frozenset()
+    damage = KnownDamage()
+
+    @property
+    def has_unusable(self) -> bool:
+        """Some places are left out by ``usable``."""
+        return bool(self.shut_packs or self.damage)
 
     def add_pack(self, pack_id: PackId, size_bytes: int, frames: Sequence[PackedFrame]) -> None:
         """Record a pack and its chunks. The pack must be durable before ``commit``.
@@ -72,8 +81,8 @@ class ChunkIndex(Records):
                 " WHERE name = ? AND what != '')",
                 (pack_id,),
             )
-        if self.shut_packs and pack_id not in self.shut_packs:
-            self._leave_shut_packs(pack_id, frames)
+        if self.has_unusable and pack_id not in self.shut_packs:
+            self._leave_unusable(pack_id, frames)
 
     def add_checked_pack(
         self, pack_id: PackId, size_bytes: int, frames: Sequence[PackedFrame], checked_ns: int
@@ -214,8 +223,8 @@ class ChunkIndex(Records):
         with self._lock, self._faults():
             return dict(self._db.execute("SELECT name, size_bytes FROM pack"))
 
-    def _leave_shut_packs(self, pack_id: PackId, frames: Sequence[PackedFrame]) -> None:
-        """Record chunks at their places in this pack if their recorded places are in shut packs.
+    def _leave_unusable(self, pack_id: PackId, frames: Sequence[PackedFrame]) -> None:
+        """Record chunks at their places in this pack if their recorded places are unusable.
 
         A delta with another base stays where it is: its chain could lead back to itself.
         """
@@ -226,10 +235,16 @@ class ChunkIndex(Records):
             for packed in frames
             for chunk_id, _ in packed.frame.chunks
             if chunk_id in places
-            and places[chunk_id].pack_id in self.shut_packs
+            and self._is_unusable(places[chunk_id])
+            and not self.damage.touches(pack_id, packed.offset_bytes, packed.frame.total_bytes)
             and set(packed.frame.delta_bases) <= set(places[chunk_id].delta_bases)
         }
         self.replace_places(pack_id, frames, moved - self._damaged_in(pack_id, moved))
+
+    def _is_unusable(self, place: ChunkPlace) -> bool:
+        return place.pack_id in self.shut_packs or self.damage.touches(
+            place.pack_id, place.offset_bytes, place.frame_bytes
+        )
 
     def _damaged_in(self, pack_id: PackId, chunk_ids: Collection[ChunkId]) -> set[ChunkId]:
         """Return those of the chunks that are known as lost, if this pack is known as damaged."""
@@ -244,7 +259,8 @@ class ChunkIndex(Records):
     def usable(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
         """Return the chunks that are in a pack with their whole delta chains.
 
-        Leaves out chunks in packs of ``shut_packs``: a snapshot may not rely on them.
+        Leaves out chunks in packs of ``shut_packs``, and those of ``damage``: a snapshot may not
+        rely on them.
         """
         found = set(chunk_ids)
         deltas: dict[ChunkId, tuple[ChunkId, ...]] = {}
@@ -271,10 +287,29 @@ class ChunkIndex(Records):
         if deltas:
             whole = self._whole_chains(deltas)
             found -= {chunk_id for chunk_id in deltas if chunk_id not in whole}
-        return self._in_open_packs(found) if self.shut_packs else found
+        return self._without_unusable(found) if self.has_unusable else found
 
-    def _in_open_packs(self, chunk_ids: set[ChunkId]) -> set[ChunkId]:
-        """Return the chunks that are in no shut pack, and no part of their chains is."""
+    def is_damaged(self, chunk_id: ChunkId) -> bool:
+        """Return whether a chunk has a place with its whole chain, and some of it is damaged."""
+        met: set[ChunkId] = set()
+        wanted = {chunk_id}
+        is_damaged = False
+        for _ in range(CHAIN_MAX + 1):
+            places = self.places(list(wanted))
+            if len(places) < len(wanted):
+                return False
+            is_damaged |= any(
+                self.damage.touches(place.pack_id, place.offset_bytes, place.frame_bytes)
+                for place in places.values()
+            )
+            met |= wanted
+            wanted = {base for place in places.values() for base in place.delta_bases} - met
+            if not wanted:
+                break
+        return is_damaged
+
+    def _without_unusable(self, chunk_ids: set[ChunkId]) -> set[ChunkId]:
+        """Return the chunks whose places are usable, as are those of their chains."""
         places = wanted = self.places(list(chunk_ids))
         for _ in range(CHAIN_MAX):
             bases = {base for place in wanted.values() for base in place.delta_bases}
@@ -282,9 +317,7 @@ class ChunkIndex(Records):
             if not wanted:
                 break
             places = places | wanted
-        unusable = {
-            chunk_id for chunk_id, place in places.items() if place.pack_id in self.shut_packs
-        }
+        unusable = {chunk_id for chunk_id, place in places.items() if self._is_unusable(place)}
         while more := {
             chunk_id
             for chunk_id, place in places.items()
