@@ -6,9 +6,8 @@ moment, and the next scrub continues: a little every day is enough.
 
 Damage is reported as packs -> chunks -> files -> snapshots, each once. Chunks that are no longer in
 any pack are removed from the chunk index. The next snapshot that still finds their bytes stores
-them again, which repairs every snapshot that needs them. In a bucket, the chunk index is that of
-one machine: the snapshots of another one may still rely on the damaged chunk, if no pack has it
-sound.
+them again, which repairs every snapshot that needs them. Records of the damage tell other machines,
+whose chunk indexes may name the damaged copy: see ``damage_records``.
 
 No lock keeps the store at its path while packs are read. If its disk is unmounted, or a different
 store appears at its path, the scrub ends: a pack that is missing there is not damage.

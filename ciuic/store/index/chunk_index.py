@@ -12,13 +12,12 @@ from typing import Any, Final
 
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
-from ciuic.store.format.delta_graph import count_deltas
 from ciuic.store.format.pack import PackedFrame
+from ciuic.store.index.chain_walk import reaching, some_of_chain, whole_chains
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index.places import ChunkPlace, Emptied, Row, rows_of
 from ciuic.store.index.records import Records
 from ciuic.store.records.damage import KnownDamage
-from ciuic.store.records.kinds import CHAIN_MAX
 from ciuic.system.hashing import ID_BYTES
 
 __all__ = ["ChunkIndex", "private_index"]
@@ -242,9 +241,10 @@ class ChunkIndex(Records):
         self.replace_places(pack_id, frames, moved - self._damaged_in(pack_id, moved))
 
     def _is_unusable(self, place: ChunkPlace) -> bool:
-        return place.pack_id in self.shut_packs or self.damage.touches(
-            place.pack_id, place.offset_bytes, place.frame_bytes
-        )
+        return place.pack_id in self.shut_packs or self._touches_damage(place)
+
+    def _touches_damage(self, place: ChunkPlace) -> bool:
+        return self.damage.touches(place.pack_id, place.offset_bytes, place.frame_bytes)
 
     def _damaged_in(self, pack_id: PackId, chunk_ids: Collection[ChunkId]) -> set[ChunkId]:
         """Return those of the chunks that are known as lost, if this pack is known as damaged."""
@@ -285,59 +285,15 @@ class ChunkIndex(Records):
                     else:
                         found.discard(chunk_id)
         if deltas:
-            whole = self._whole_chains(deltas)
+            whole = whole_chains(deltas, self.places)
             found -= {chunk_id for chunk_id in deltas if chunk_id not in whole}
-        return self._without_unusable(found) if self.has_unusable else found
+        if not self.has_unusable:
+            return found
+        return found - reaching(found, self.places, self._is_unusable)
 
     def is_damaged(self, chunk_id: ChunkId) -> bool:
         """Return whether a chunk has a place with its whole chain, and some of it is damaged."""
-        met: set[ChunkId] = set()
-        wanted = {chunk_id}
-        is_damaged = False
-        for _ in range(CHAIN_MAX + 1):
-            places = self.places(list(wanted))
-            if len(places) < len(wanted):
-                return False
-            is_damaged |= any(
-                self.damage.touches(place.pack_id, place.offset_bytes, place.frame_bytes)
-                for place in places.values()
-            )
-            met |= wanted
-            wanted = {base for place in places.values() for base in place.delta_bases} - met
-            if not wanted:
-                break
-        return is_damaged
-
-    def _without_unusable(self, chunk_ids: set[ChunkId]) -> set[ChunkId]:
-        """Return the chunks whose places are usable, as are those of their chains."""
-        places = wanted = self.places(list(chunk_ids))
-        for _ in range(CHAIN_MAX):
-            bases = {base for place in wanted.values() for base in place.delta_bases}
-            wanted = self.places(list(bases - places.keys()))
-            if not wanted:
-                break
-            places = places | wanted
-        unusable = {chunk_id for chunk_id, place in places.items() if self._is_unusable(place)}
-        while more := {
-            chunk_id
-            for chunk_id, place in places.items()
-            if chunk_id not in unusable and not unusable.isdisjoint(place.delta_bases)
-        }:
-            unusable |= more
-        return chunk_ids - unusable
-
-    def _whole_chains(self, deltas: Mapping[ChunkId, tuple[ChunkId, ...]]) -> set[ChunkId]:
-        """Return the deltas whose chains lead to chunks that are not deltas."""
-        bases = dict(deltas)
-        wanted = {base for below in deltas.values() for base in below} - bases.keys()
-        for _ in range(CHAIN_MAX):
-            if not wanted:
-                break
-            places = self.places(list(wanted))
-            bases.update({chunk_id: place.delta_bases for chunk_id, place in places.items()})
-            wanted = {base for place in places.values() for base in place.delta_bases}
-            wanted -= bases.keys()
-        return deltas.keys() & count_deltas(bases).keys()
+        return some_of_chain(chunk_id, self.places, self._touches_damage)
 
     def places(self, chunk_ids: Sequence[ChunkId]) -> dict[ChunkId, ChunkPlace]:
         """Return the places of chunks; chunks that are in no pack are left out."""
