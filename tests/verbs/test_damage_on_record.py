@@ -1,6 +1,7 @@
 """What a verification or a restore finds damaged in a directory, the next snapshot stores again."""
 
 import errno
+import itertools
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ciuic.store.records.damage import KnownDamage
 from ciuic.system import durable
 from tests.kit.box import Box
 from tests.kit.damage import flip_content, packs
+from tests.verbs.test_delta_chains import depths, training
 
 KIB = 1024
 
@@ -50,6 +52,26 @@ def test_the_next_snapshot_stores_it_again(
 
     assert damaged.verify().ok
     assert damaged.take().new_bytes == 0
+
+
+def test_a_difference_is_stored_again_as_a_whole(box: Box) -> None:
+    """As another difference, it would not become the place of the chunk in the chunk index."""
+    saves = list(itertools.islice(training(size=400 * KIB), 3))
+    (box.source / "last.bin").write_bytes(saves[0])
+    (box.source / "other.bin").write_bytes(saves[2])
+    box.take()
+    (box.source / "last.bin").write_bytes(saves[1])
+    box.take()
+    assert depths(box, box.source / "last.bin") == [1]
+    flip_content(box.store, saves[1])
+    assert not box.verify().ok
+    (box.source / "other.bin").write_bytes(saves[1])
+
+    assert box.take().new_bytes == 400 * KIB
+
+    assert depths(box, box.source / "other.bin") == [0]
+    assert box.take(base=True).new_bytes == 0
+    assert box.verify().ok
 
 
 def test_without_the_record_the_next_snapshot_relies_on_it(damaged: Box) -> None:
@@ -93,6 +115,7 @@ def test_what_parity_gives_back_is_not_on_record(box: Box) -> None:
     flip_content(box.store, (box.source / "model").read_bytes())
     before = packs(box.store)
     assert not box.verify().ok
+    assert records(box) == []
     assert box.ciuic("scrub").code == 4
 
     assert records(box) == []
