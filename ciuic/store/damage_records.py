@@ -95,14 +95,14 @@ def forget_gone_packs(store: Store) -> None:
     if not store.packs.damage():
         return
     with contextlib.suppress(StoreError):
-        # A listing shows a pack before its records, and a pack is there before its first record.
         there = set(store.pack_files())
         if store.bucket is None:
             there |= store.unreachable_packs().keys()
         known = store.packs.damage()
-        gone = [name for pack_id in known.packs() - there for name in known.names_of(pack_id)]
+        # Asked once more: pack and record may both have come between two pages of the listing.
+        gone = [one for one in known.packs() - there if store.packs.size_bytes(one) is None]
         if gone:
-            _folder(store).remove_durably(gone)
+            _folder(store).remove_durably([name for one in gone for name in known.names_of(one)])
 
 
 def _folder(store: Store) -> RecordFolder:
