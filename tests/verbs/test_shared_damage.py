@@ -12,9 +12,12 @@ import os
 import pytest
 
 from ciuic.errors import AccessDeniedError
+from ciuic.ids import PackId
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
+from ciuic.snapshot.memory import MemoryRequest, StoredFile, take_from_memory
+from ciuic.snapshot.memory_files import MemoryFile
 from ciuic.store.adding import adding
 from ciuic.store.addressed import open_at_address
 from ciuic.store.damage_records import note_read
@@ -23,6 +26,7 @@ from ciuic.store.records import layout
 from ciuic.store.records.damage import RECORDS_MAX, ByteSpan, KnownDamage
 from ciuic.store.records.kinds import DATA
 from ciuic.store.store import open_in_bucket
+from ciuic.view.locator import Locator
 from tests.kit.buckets import FolderMachine, KilledError, PlaceWithFaults, write
 from tests.kit.damage import flip_byte
 
@@ -95,6 +99,13 @@ def scrubbed(machine, place=None):
 
     usual = functools.partial(open_at_address, machine.address, machine.environ, machine.options)
     return scrub(Bucket(opened if place else usual), clock=machine.clock)
+
+
+def chunk_of(store, place):
+    """Return the chunk at a place."""
+    listed = {one.offset_bytes: one for one in store.index_keeper.list_pack(place.pack_id)}
+    ((chunk_id, _),) = listed[place.offset_bytes].frame.chunks
+    return chunk_id
 
 
 def records(machine):
@@ -260,6 +271,36 @@ def test_a_record_that_does_not_tell_the_truth_costs_space_alone(one, two, sourc
 
     for machine in (one, two):
         machine.check(listed=one.ids())
+
+
+@pytest.mark.parametrize("is_true", [False, True])
+@pytest.mark.parametrize("has_condemned", [False, True])
+def test_what_is_kept_without_its_bytes_is_stored_again_if_it_can_be_read(
+    one, two, source, is_true, has_condemned
+):
+    """A state of the library keeps files of an earlier one."""
+    place = damage(one)
+    if has_condemned:
+        with two.opened_at(two.place(), removes=True) as store:
+            gone = PackId(bytes(32))
+            assert store.bucket.condemned.condemn(store.session_id, [gone])
+    scrubbed(two)
+    if not is_true:
+        flip(one, place)
+    with one.opened() as store:
+        locator = Locator(store, store.manifest(min(one.ids())))
+        entries = [locator.locate(os.fsencode(source / name)).entry for name in "ab"]
+    stored = tuple(StoredFile(entry.name, entry) for entry in entries)
+    request = MemoryRequest((MemoryFile(b"state.json", (b"{}",)),), stored=stored)
+
+    with one.opened_at(one.place()) as store:
+        one.clock.advance(10)
+        take_from_memory(store, request, clock=one.clock)
+
+    assert one.verify().ok != is_true
+    with one.opened() as store:
+        (found,) = store.index.places([chunk_of(store, place)]).values()
+    assert (found.pack_id == place.pack_id) == is_true
 
 
 @pytest.mark.parametrize("is_new", [False, True])
