@@ -231,9 +231,13 @@ def test_what_one_machine_finds_damaged_another_one_stores_again(
 
     assert len(scrub(Bucket(opened), clock=SystemClock()).damaged) == 1
     assert machine.take(source).new_bytes > 0
-    before = len(proxy.requests)
-    assert machine.take(source).new_bytes == 0
-    assert len(proxy.requests) - before <= 12, "a record costs no request"
+    asked = []
+    for _ in range(3):
+        before = len(proxy.requests)
+        assert machine.take(source).new_bytes == 0
+        asked.append(proxy.requests[before:])
+    fewest = min(asked, key=len)
+    assert len(fewest) <= 10, "\n".join(fewest)
 
     with opened(write=True, removes=True) as store:
         apply_in_bucket(store, plan_in_bucket(store))

@@ -1,8 +1,8 @@
 """What records say about damage in packs: docs/format.md, "Records of damage".
 
-A record is an empty file in ``damaged/``; its name says which bytes of which pack are damaged. In a
-bucket it is an object in ``packs/``: the listing of the packs, which each session makes, shows all
-records and costs no further request.
+A record is an empty file in ``damaged/``; its name says which bytes are damaged, and in which pack.
+In a bucket it is an object in ``packs/``: the listing of the packs, which each session makes, shows
+all records and costs no further request.
 """
 
 import bisect
