@@ -111,6 +111,11 @@ def restore(
         error.done = report.as_json()
         raise
     report.repaired_frames = store.reader.repaired_frames
+    if store.reader.suspects and not request.dry_run:
+        # Imported here: few stores are damaged.
+        from ciuic.store.damage_records import note_found
+
+        note_found(store)
     if request.is_noted and not request.dry_run and (report.written_files or report.deleted_files):
         places = [os.path.normpath(target.place) for target in targets]
         note_restored(store, places, manifest.summary.id, this_machine())
