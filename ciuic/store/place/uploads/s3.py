@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import obstore
@@ -162,8 +162,10 @@ class FileUploads:
 
 def _is_read(name: str) -> bool:
     """Return whether the client reads a variable whose name begins with AWS_."""
+    # Any: a TypedDict of obstore that cannot be imported at run time.
+    config: Any = {name: "true"}
     try:
-        S3Store("bucket", config={name: "true"})
+        S3Store("bucket", config=config)
     except UnknownConfigurationKeyError:
         return False
     except CLIENT_ERRORS:
