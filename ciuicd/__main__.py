@@ -44,9 +44,9 @@ from ciuic.errors import (
     exit_code,
 )
 from ciuic.snapshot.hooks import refuse_in_hook
-from ciuic.source.freeze.area import make_top
 from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.freeze.methods import SUBVOLUME, choose
+from ciuic.source.freeze.private import make_top
 from ciuic.source.roots import absent_roots
 from ciuic.store.addressed import local_directory, short_limits
 from ciuic.store.directory.cache import cache_directory

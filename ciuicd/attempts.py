@@ -27,7 +27,6 @@ from ciuicd.attempt import attempt, failure, sentence
 from ciuicd.followup import TAG
 from ciuicd.hold import StoreHold
 from ciuicd.jobs.at_once import Scope, may_be_taken_beside, scope_of
-from ciuicd.jobs.freezing_places import FreezingPlaces
 from ciuicd.jobs.job import Job
 from ciuicd.jobs.steps import Steps, all_steps
 from ciuicd.metrics.meter import Meter
@@ -126,7 +125,6 @@ class Attempts:
         self._taker = taker
         self._hold = hold
         self._upkeep = upkeep
-        self._freezing_places = FreezingPlaces(clock)
         self._forgets_since_s: float | None = None
         self._older: tuple[Attempt, ...] = ()
         self.under_way: tuple[Attempt, ...] = ()
@@ -159,7 +157,7 @@ class Attempts:
         if not self.have_store:
             return False
         scopes = [one.scope for one in (*self.under_way, *others)]
-        return may_be_taken_beside(wanted.scope, scopes, self._freezing_places.of)
+        return may_be_taken_beside(wanted.scope, scopes)
 
     def begin(self, planned: Attempt) -> None:
         """Begin an attempt, and do its first step."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 import ciuic
-from ciuic.catalog import remember
+from ciuic.catalog import list_snapshots, remember
 from ciuic.errors import CancelledError, CommitUncertainError, StoreError
 from ciuic.ids import SnapshotId
 from ciuic.model import EMERGENCY_TAG, Owner, PathWarning, Root, SnapshotSummary
@@ -276,10 +276,14 @@ class _Run:
             taken_ns=self._plan.taken_ns,
             roots=self._plan.roots,
             existing=[snapshot.id for snapshot in self._plan.snapshots],
+            listed=self._listed,
             previous={root: tree.snapshot_id for root, tree in old.items()},
             unchanged_since=since,
             is_left_out=left_out(self._store, self._plan.exclusions),
         )
+
+    def _listed(self) -> list[SnapshotId]:
+        return [snapshot.id for snapshot in list_snapshots(self._store)]
 
     def _gatherer(
         self,

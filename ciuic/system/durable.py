@@ -33,6 +33,7 @@ __all__ = [
     "sync_file_system",
     "temporary_name",
     "write_named",
+    "write_open",
     "write_whole",
 ]
 
@@ -177,6 +178,31 @@ def write_named(path: str, data: bytes, *, temporary_directory: str, mode: int) 
     _write(path, data, temporary_directory, mode, publish)
 
 
+def write_open(fd: int, path: str, data: bytes) -> None:
+    """Write ``data`` to an empty file that is open; content and name are durable when this returns.
+
+    Other processes may see a part of it meanwhile, and a crash may leave one. So the content needs
+    a checksum.
+
+    Args:
+        fd: The file, open for writing.
+        path: Its name.
+        data: The whole content.
+
+    Raises:
+        OSError: The file may have a part of the content.
+    """
+    _write_all(fd, data)
+    os.fsync(fd)
+    sync_directory(os.path.dirname(path))
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 def _write(
     path: str,
     data: bytes,
@@ -188,9 +214,7 @@ def _write(
     fd = nofollow.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+            _write_all(fd, data)
             publish_as(fd, temporary, path)
         finally:
             os.close(fd)

@@ -4,13 +4,9 @@ A snapshot waits for one under way
 
     if they have a directory in common: the second one then reads only what has changed since, and
     one that is due may not be needed any more
-    if a file system would freeze for one of them alone: the other would read its files while they
-    change. On btrfs and XFS, a store has one area of reflink copies for each file system, and one
-    snapshot at a time uses it
     if there are hooks: what one stops before its snapshot, the other would start again in the
     middle
     if that one is the emergency snapshot of a failed job, which has the disk to itself
-    if a file system of one of them does not answer, so that it is unknown who would freeze it
 
 It does not wait if its directories are only inside those of the other one, or around them. What is
 in both is then read twice, once for each. That costs as much as the smaller one reads, and waiting
@@ -19,7 +15,7 @@ would cost its user as much time as the larger one takes.
 A directory that has two names, by a symlink, counts as two: both snapshots are then right, too.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ciuic.config.settings import Settings
@@ -55,30 +51,14 @@ def scope_of(job: Job, settings: Settings, roots: tuple[bytes, ...]) -> Scope:
     )
 
 
-def may_be_taken_beside(
-    wanted: Scope,
-    others: Iterable[Scope],
-    places_of: Callable[[tuple[bytes, ...]], frozenset[bytes] | None],
-) -> bool:
-    """Return whether a snapshot may begin while the others are being taken.
-
-    Args:
-        wanted: What would begin.
-        others: What is being taken.
-        places_of: See ``FreezingPlaces.of``.
-    """
+def may_be_taken_beside(wanted: Scope, others: Iterable[Scope]) -> bool:
+    """Return whether a snapshot may begin while the others are being taken."""
     others = list(others)
     if not others:
         return True
     if len(others) >= _AT_ONCE_MAX or wanted.has_hooks:
         return False
-    if any(
+    return not any(
         one.has_hooks or one.is_urgent or not set(one.roots).isdisjoint(wanted.roots)
         for one in others
-    ):
-        return False
-    own = places_of(wanted.roots)
-    if own is None:
-        return False
-    found = (places_of(one.roots) for one in others)
-    return all(places is not None and own.isdisjoint(places) for places in found)
+    )

@@ -20,6 +20,7 @@ import pytest
 from ciuic.control import request_done, request_snapshot, request_status
 from ciuic.documents import Document
 from ciuic.errors import CancelledError, CiuicError
+from ciuic.store.store import open_store
 from tests.kit.daemon import DEADLINE_S, Daemon, Machine, wait_until
 from tests.kit.filesystems import disk
 from tests.kit.program import ciuic
@@ -199,34 +200,6 @@ def test_a_snapshot_of_the_same_directory_waits_and_reads_only_what_has_changed_
     assert site.taken() == ["huge", "small", "huge"]
 
 
-HANGS = """
-import sys, threading
-from ciuicd.jobs import freezing_places
-choose = freezing_places.choose
-def hang(root):
-    while root == {root!r}:
-        threading.Event().wait()
-    return choose(root)
-freezing_places.choose = hang
-from ciuicd.__main__ import main
-sys.exit(main(sys.argv[4:]))
-"""
-"""The daemon of a machine on which one file system never answers. Its own command follows:
-interpreter, -m, ciuicd."""
-
-
-def test_a_file_system_that_hangs_holds_up_its_own_snapshot_and_not_the_daemon(site: Site) -> None:
-    site.configure()
-    daemon = site.launch(sys.executable, "-c", HANGS.format(root=os.fsencode(site.small)))
-    site.hold(daemon)
-    waiting = site.begin(site.small)
-    waiting.must_wait()
-    assert site.ask(site.other)["files"] == 1
-    site.large.resume()
-    assert isinstance(waiting.outcome(), dict), "alone it need not know"
-    assert daemon.stop() == 0
-
-
 SOON = """
 import sys
 from ciuicd import notify
@@ -388,19 +361,23 @@ def test_the_processes_of_all_snapshots_end_with_a_daemon_that_is_killed(site: S
 
 
 @pytest.mark.root
-def test_a_snapshot_waits_if_it_would_lose_its_freezing(site: Site, tmp_path: Path) -> None:
-    with disk("xfs", tmp_path / "disk", size_mib=400) as found, contextlib.closing(site.machine):
+@pytest.mark.parametrize(("kind", "how"), [("xfs", "reflink"), ("btrfs", "subvolume")])
+def test_snapshots_of_one_file_system_are_taken_at_once_and_each_freezes(
+    site: Site, tmp_path: Path, kind: str, how: str
+) -> None:
+    with disk(kind, tmp_path / "disk", size_mib=500) as found, contextlib.closing(site.machine):
         huge, small = found.path / "huge", found.path / "small"
         huge.mkdir()
         small.mkdir()
-        (small / "a").write_text("a")
+        (small / "a").write_bytes(os.urandom(40_000))
         (huge / "model.bin").write_bytes((site.huge / "model.bin").read_bytes())
         daemon = site.start(snapshot_paths=str(huge))
         site.hold(daemon)
-        waiting = site.begin(small)
-        waiting.must_wait()
-        assert site.ask(site.other)["files"] == 1, "one elsewhere does not wait"
+        assert site.ask(small)["files"] == 1
+        assert site.taken() == ["small"]
         site.large.resume()
-        assert isinstance(waiting.outcome(), dict)
-        assert site.taken() == ["huge", "other", "small"]
+        wait_until("both are taken", lambda: len(site.taken()) == 2)
         assert daemon.stop() == 0
+        with open_store(str(site.machine.store)) as store:
+            manifests = [store.manifest(one.id) for one in site.machine.snapshots()]
+        assert [one.roots[0].capture for one in manifests] == [how, how]

@@ -461,7 +461,7 @@ def test_a_file_that_changed_within_the_last_clock_tick_is_left_to_the_freeze(xf
         early.make(open_root(os.fsencode(box.source)), None, lambda *_: False)
         found = early.take((box.source / "run" / "model.pt").stat())
         area.end()
-        area.keep_only([])
+        area.clean([])
         area.close()
         assert found is None if expected is None else isinstance(found, int)
 

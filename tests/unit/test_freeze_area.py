@@ -27,8 +27,10 @@ def test_the_owner_of_the_parent_directory_cannot_redirect_it(tmp_path: Path) ->
     for name in ("copies", "records", "trees"):
         (inner / name).symlink_to(victim)
 
-    area.write_record("cs-0a1b2c", 1, [])
-    area.keep_only([])
+    area.begin("cs-0a1b2c")
+    area.write_record(1, [])
+    area.end()
+    assert area.clean(["cs-0a1b2c"]) == ["cs-0a1b2c"]
     area.close()
 
     assert sorted(path.name for path in victim.iterdir()) == ["0000000000000001", "letter"]

@@ -1,5 +1,6 @@
 """Records of reflink copies: any file is a valid record or is ignored."""
 
+import contextlib
 import json
 import os
 
@@ -19,7 +20,8 @@ COPY = Copy((7, -5, 4096), 3, 8, 9, bytes(16))
 def area(tmp_path):
     for name in ("copies", "trees", "records"):
         (tmp_path / name).mkdir()
-    return Area(os.fsencode(tmp_path))
+    with contextlib.closing(Area(os.fsencode(tmp_path))) as made:
+        yield made
 
 
 def roots():
@@ -43,7 +45,8 @@ def write(area, data):
 
 
 def test_a_record_reads_back_as_written(area):
-    area.write_record(SNAPSHOT, -5, roots())
+    area.begin(SNAPSHOT)
+    area.write_record(-5, roots())
     found = area.record(SNAPSHOT)
     assert found is not None
     assert found.taken_ns == -5
@@ -77,7 +80,8 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
 def test_an_impossible_record_is_rejected_even_with_a_correct_seal(area, change):
-    area.write_record(SNAPSHOT, 5, roots())
+    area.begin(SNAPSHOT)
+    area.write_record(5, roots())
     with open(os.path.join(area.path, b"records", SNAPSHOT.encode()), "rb") as file:
         data = file.read()[:-32]
     start = len(records._MAGIC) + 4

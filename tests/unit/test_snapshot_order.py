@@ -41,7 +41,7 @@ class Site:
 
     def fits(self, wanted: Attempt, *others: Attempt) -> bool:
         scopes = [one.scope for one in (*self.under_way, *others)]
-        return may_be_taken_beside(wanted.scope, scopes, lambda _roots: frozenset())
+        return may_be_taken_beside(wanted.scope, scopes)
 
     def scheduled(self, state: SimpleNamespace) -> Attempt:
         return self._attempt(Job(schedule=state.name), state.roots)

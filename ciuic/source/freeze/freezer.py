@@ -14,17 +14,18 @@ says so.
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ciuic.errors import SourceError
+from ciuic.errors import SourceError, StoreError
 from ciuic.ids import SnapshotId
 from ciuic.source.directory import open_root
-from ciuic.source.freeze.area import Area, opened
+from ciuic.source.freeze.area import Area
 from ciuic.source.freeze.early import EarlyCopies, LeftOut
 from ciuic.source.freeze.generation import is_unchanged_since
 from ciuic.source.freeze.interface import IN_PLACE
 from ciuic.source.freeze.methods import REFLINK, SUBVOLUME, Choice, choose, subvolume_top
+from ciuic.source.freeze.private import opened
 from ciuic.source.freeze.records import RootRecord
 from ciuic.source.freeze.trust import FrozenRoot, open_frozen
 from ciuic.source.freeze.views import ReflinkView, RootView, SubvolumeView
@@ -43,7 +44,8 @@ class FreezeRequest(NamedTuple):
         id: Its ID.
         taken_ns: When it began.
         roots: Its roots.
-        existing: All snapshots of the store, newest first; other records are leftovers.
+        existing: All snapshots of the store when it was planned, newest first.
+        listed: Returns the snapshots of the store now: others may have been taken meanwhile.
         previous: The parent snapshot of each root.
         unchanged_since: For each root, a time in ns: files without a change since then are not
             captured again. Roots without a time are captured whole.
@@ -54,6 +56,7 @@ class FreezeRequest(NamedTuple):
     taken_ns: int
     roots: Sequence[bytes]
     existing: Sequence[SnapshotId]
+    listed: Callable[[], Collection[SnapshotId]]
     previous: Mapping[bytes, SnapshotId]
     unchanged_since: Mapping[bytes, int]
     is_left_out: LeftOut
@@ -147,25 +150,27 @@ class Freezer:
                 if prepared.choice.place == path and (record := self._record_of(root)) is not None
             ]
             with contextlib.suppress(OSError):
-                area.write_record(self._request.id, self._request.taken_ns, records)
+                area.write_record(self._request.taken_ns, records)
 
-    def retain(self, snapshot_ids: Sequence[SnapshotId]) -> None:
-        """Remove the reflink copies of all other snapshots; call it after ``record``.
+    def retain(self, snapshot_ids: Collection[SnapshotId]) -> None:
+        """Remove the reflink copies of all other snapshots that this run knows, after ``record``.
 
-        If free space is short, all reflink copies are removed: they keep the blocks of deleted
-        files in use.
+        Snapshots that others have taken meanwhile are left to the next run. If free space is short,
+        all reflink copies are removed: they keep the blocks of deleted files in use.
         """
+        unwanted = {self._request.id, *self._request.existing}.difference(snapshot_ids)
         for place, area in self._areas.items():
             area.end()
             with contextlib.suppress(OSError):
-                area.keep_only([] if is_short_of_space(place, COPIES_RESERVE) else snapshot_ids)
+                is_short = is_short_of_space(place, COPIES_RESERVE)
+                area.clean(area.finished() if is_short else unwanted)
 
     def abandon(self) -> None:
         """Remove the reflink copies of this snapshot, which failed."""
         for area in self._areas.values():
             area.end()
             with contextlib.suppress(OSError):
-                area.keep_only(self._request.existing)
+                area.clean([self._request.id])
 
     def close(self) -> None:
         """Close descriptors and locks; the next run removes copies without a record."""
@@ -178,7 +183,8 @@ class Freezer:
         previous = early = None
         previous_id = self._request.previous.get(root)
         if previous_id is not None:
-            previous = open_frozen(self._store_id, previous_id, root)
+            area = self._areas.get(choice.place or b"")
+            previous = open_frozen(self._store_id, previous_id, root, user=area)
         if choice.place in self._areas:
             early = EarlyCopies(self._area(choice), self._request.taken_ns)
         return _PreparedRoot(choice, previous, early)
@@ -195,18 +201,33 @@ class Freezer:
                 self._store_id,
                 in_subvolume=choice.how == SUBVOLUME,
             )
+            try:
+                area.begin(self._request.id)
+            except OSError:
+                area.close()
+                raise
         except OSError as error:
             return choice._replace(how=IN_PLACE, why=str(error), place=None)
         self._areas[place] = area
-        area.begin(self._request.id)
         with contextlib.suppress(OSError):
-            area.keep_only(self._request.existing)
-            frozen = area.snapshots()
-            while frozen and is_short_of_space(place, COPIES_RESERVE):
-                frozen.pop()
-                area.keep_only([snapshot_id for _, snapshot_id in frozen])
+            self._free_space(place, area)
             self._write_out(place)
         return choice
+
+    def _free_space(self, place: bytes, area: Area) -> None:
+        """Remove leftovers, and the oldest reflink copies while free space is short."""
+        unknown = area.finished().difference(self._request.existing)
+        if unknown:
+            # Looked at after their runs have ended: those that are not listed now never will be.
+            try:
+                unknown = unknown.difference(self._request.listed())
+            except StoreError:
+                unknown = set()
+        area.clean(unknown)
+        frozen = area.snapshots()
+        while frozen and is_short_of_space(place, COPIES_RESERVE):
+            _, oldest = frozen.pop()
+            area.clean([oldest])
 
     def _record_of(self, root: bytes) -> RootRecord | None:
         return self._kept[root] if root in self._kept else self._views[root].record()

@@ -48,7 +48,7 @@ def frozen_snapshots(store_id: str, roots: Iterable[bytes]) -> list[tuple[str, l
 def remove_copies(store_id: str, roots: Iterable[bytes], *, keep: int) -> list[SnapshotId]:
     """Remove the reflink copies of all but the newest ``keep`` snapshots.
 
-    Areas that are in use are skipped.
+    Those that a run uses stay.
 
     Returns:
         The snapshots that have lost their copies.
@@ -58,8 +58,8 @@ def remove_copies(store_id: str, roots: Iterable[bytes], *, keep: int) -> list[S
         with contextlib.suppress(OSError):
             area.lock()
             try:
-                retained = [snapshot_id for _, snapshot_id in area.snapshots()[:keep]]
-                removed.update(area.keep_only(retained))
+                unwanted = [snapshot_id for _, snapshot_id in area.snapshots()[keep:]]
+                removed.update(area.clean(unwanted))
             finally:
                 area.close()
     return sorted(removed)

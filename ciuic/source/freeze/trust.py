@@ -121,10 +121,20 @@ class FrozenRoot:
             os.close(top)
 
 
-def open_frozen(store_id: str, snapshot_id: SnapshotId, root: bytes) -> FrozenRoot | None:
-    """Return the reflink copies of a root of a snapshot; None if they no longer exist."""
-    for area in areas_of(store_id, [root]):
-        record = area.record(snapshot_id)
+def open_frozen(
+    store_id: str, snapshot_id: SnapshotId, root: bytes, *, user: Area | None = None
+) -> FrozenRoot | None:
+    """Return the reflink copies of a root of a snapshot; None if they no longer exist.
+
+    Args:
+        store_id: The store.
+        snapshot_id: The snapshot.
+        root: One of its roots.
+        user: The area of a run that will keep them: if they are there, no other run removes them.
+    """
+    for found in areas_of(store_id, [root]):
+        area = user if user is not None and user.path == found.path else found
+        record = area.hold(snapshot_id) if area is user else area.record(snapshot_id)
         for recorded in record.roots if record is not None else []:
             if recorded.path == root:
                 return FrozenRoot(area, recorded)

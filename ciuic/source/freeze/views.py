@@ -231,7 +231,7 @@ class ReflinkView(RootView):
         self._early = early
         self._device = os.stat(self._real).st_dev
         self._copies_fd = area.copies_fd()
-        self._existing = area.numbers()
+        self._older = area.older()
         self._kept: list[bytes] = []
         self._new = array("Q")
 
@@ -251,7 +251,7 @@ class ReflinkView(RootView):
     def keep_copy(self, entry: Entry) -> bool:
         """See ``RootView``."""
         copy = self.previous.find(entry) if self.previous is not None else None
-        if copy is None or copy.number not in self._existing:
+        if copy is None or copy.number not in self._older:
             return False
         self._kept.append(copy.packed())
         return True
@@ -300,10 +300,12 @@ class ReflinkView(RootView):
 
     def record(self) -> RootRecord:
         """See ``RootView``."""
+        # If there was no room for new copies, those of older snapshots are gone.
+        packed = self._kept if self._older else []
         for at in range(0, len(self._new), 4):
             with contextlib.suppress(OSError):
-                self._kept.append(self._packed(*self._new[at : at + 4]))
-        return RootRecord(self.path, REFLINK, copies=Copies.of(self._kept))
+                packed.append(self._packed(*self._new[at : at + 4]))
+        return RootRecord(self.path, REFLINK, copies=Copies.of(packed))
 
     def _packed(self, ino: int, ctime: int, size_bytes: int, number: int) -> bytes:
         fd = os.open(copy_name(number), _OPEN, dir_fd=self._copies_fd)
