@@ -103,7 +103,7 @@ class _Holds:
             if handle is not None:
                 status = os.fstat(handle.fd)
                 there.setdefault((status.st_dev, status.st_ino), (handle, target))
-            elif not os.path.lexists(target.place):
+            elif _is_missing(target.place):
                 missing.append(target)
         refuse_existing(self._targets, overwrite=self._run.request.overwrite)
         # In the same order in all restores: two of them never wait for each other.
@@ -156,6 +156,17 @@ class _Holds:
         if self._run.cancelled():
             raise CancelledError("interrupted while another restore is at work", hint="")
         self._clock.sleep(_POLL_S)
+
+
+def _is_missing(path: bytes) -> bool:
+    """Return whether a path does not exist; False if the disk does not say, as after an error."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _missing(path: bytes) -> list[bytes]:

@@ -63,6 +63,8 @@ class Disk:
         directory.mkdir(exist_ok=True)
         self.path = directory / f"{kind}-mount"
         self._image = directory / f"{kind}.img"
+        self._is_cut = False
+        self._options: tuple[str, ...] = ()
         self.path.mkdir()
         with self._image.open("wb") as file:
             file.truncate(size_mib * 1024 * 1024)
@@ -70,22 +72,35 @@ class Disk:
 
     def mount(self, *options: str) -> None:
         """Mount it with these options."""
-        _run("mount", "-o", ",".join(("loop", *options)), self._image, self.path)
+        _run("mount", "-o", ",".join(("loop", *self._options, *options)), self._image, self.path)
 
     def remount(self, *options: str) -> None:
         """Change its mount options."""
         _run("mount", "-o", ",".join(("remount", *options)), self.path)
 
     def unmount(self) -> None:
-        """Unmount it, and wait until the kernel has let go of its file; harmless twice."""
+        """Unmount it, so that it can be mounted again; harmless twice."""
+        self.leave()
+        # Tests that run beside this one make mount namespaces, and each holds a copy of every mount
+        # of that moment. Until the last of them has ended, a new mount of the same file would get
+        # the file system that is still in memory. After a power cut, that one only answers EIO and
+        # writes nothing, so a copy of its file has what was durable, and needs no wait.
+        if self._is_cut and not self._is_released():
+            copy = self._image.with_suffix(".copy")
+            _run("cp", "--sparse=always", self._image, copy)
+            copy.replace(self._image)
+            if self.kind == "xfs":  # it mounts no second file system of the same ID
+                self._options = ("nouuid",)
+        else:
+            wait_until("the loop device is released", self._is_released, deadline_s=240)
+        self._is_cut = False
+
+    def leave(self) -> None:
+        """Unmount it for good: the kernel may let go of its file later; harmless twice."""
         # Not os.path.ismount: after the power cut, XFS answers every call with an error.
         if f" {self.path} " in Path("/proc/self/mountinfo").read_text():
             gc.collect()  # files left open by a failed test would hide why it failed
             _run("umount", self.path)
-        # Tests that run beside this one make mount namespaces, and each holds a copy of every mount
-        # of that moment. Until the last of them has ended, a new mount of the same file would get
-        # the file system that is still in memory. After a power cut, that one only answers EIO.
-        wait_until("the loop device is released", self._is_released, deadline_s=240)
 
     def _is_released(self) -> bool:
         devices = ("losetup", "--noheadings", "--output", "NAME", "--associated", self._image)
@@ -103,6 +118,7 @@ class Disk:
     def cut_power(self) -> None:
         """Lose everything that is not durable: XFS_IOC_GOINGDOWN without a flush."""
         _run("xfs_io", "-x", "-c", "shutdown", self.path)
+        self._is_cut = True
 
     def free_bytes(self) -> int:
         """Return the free space for an ordinary user."""
@@ -145,7 +161,7 @@ def disk(
     try:
         yield made
     finally:
-        made.unmount()
+        made.leave()
         made._image.unlink()
 
 

@@ -9,7 +9,6 @@ __all__ = ["LONGEST", "longest_first"]
 LONGEST = (
     "tests/daemon/test_systemd.py",
     "tests/s3/test_copies_beside_others.py",
-    "tests/model/test_many_writers.py",
     "tests/scale/test_memory.py",
     "tests/library/test_torch.py",
     "tests/library/test_ranks.py",

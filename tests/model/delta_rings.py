@@ -11,7 +11,7 @@ prune that removes any set of packs that its rules allow.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, NamedTuple
@@ -74,9 +74,13 @@ class State(NamedTuple):
     is_bucket: bool = False
 
 
-def lengths(frames: Iterable[Frame]) -> dict[str, int]:
+def lengths(frames: Iterable[Frame]) -> Mapping[str, int]:
     """Return the length of the shortest delta chain of each chunk, over all its copies."""
-    options = set(frames)
+    return _lengths(frozenset(frames))
+
+
+@cache  # walks ask for the same ones a million times
+def _lengths(options: frozenset[Frame]) -> Mapping[str, int]:
     found: dict[str, int] = {one.chunk: 0 for one in options if not one.base}
     for _ in range(CHAIN_MAX):
         for one in options:
@@ -86,6 +90,7 @@ def lengths(frames: Iterable[Frame]) -> dict[str, int]:
     return found
 
 
+@cache
 def added(rules: Rules, index: Index, frame: Frame) -> Index:
     """Return the index with one more frame."""
     rows = {one.chunk: one for one in index}
@@ -123,7 +128,9 @@ def explore(rules: Rules, first: State) -> tuple[int, str]:
     """Visit every state; return their number, and an undecodable chunk (empty: none)."""
     seen = {first}
     waiting = [first]
-    lost_in = cache(lambda packs, chunks: _lost(rules, packs, chunks))
+    # Many states have the same packs, and many prunes leave the same frames.
+    rebuilt = cache(lambda frames, chunks: _lost_in_any_order(rules, frames, chunks))
+    lost_in = cache(lambda packs, chunks: _lost(rules, packs, chunks, rebuilt))
     while waiting:
         state = waiting.pop()
         needed = _needed(state)
@@ -145,13 +152,24 @@ def _needed(state: State) -> frozenset[str]:
     return frozenset(frame.chunk for writer in done for frame in writer.sends)
 
 
-def _lost(rules: Rules, packs: Packs, needed: frozenset[str]) -> str:
-    """Return the chunk that is lost if the index is rebuilt, now or after a prune."""
+def _lost(
+    rules: Rules,
+    packs: Packs,
+    needed: frozenset[str],
+    rebuilt: Callable[[frozenset[Frame], frozenset[str]], str],
+) -> str:
+    """Return what loses a chunk if the index is rebuilt, now or after a prune."""
     for left in _pruned(rules, packs, needed):
-        for order in itertools.permutations(sorted({frame for _, frame in left})):
-            index = built(rules, order)
-            if not needed <= lengths(index).keys():
-                return f"by an index of {order}, after a prune that left {sorted(left)}"
+        if lost := rebuilt(frozenset(frame for _, frame in left), needed):
+            return f"{lost}, after a prune that left {sorted(left)}"
+    return ""
+
+
+def _lost_in_any_order(rules: Rules, frames: frozenset[Frame], needed: frozenset[str]) -> str:
+    """Return an order of packs with these frames that makes an index without a needed chunk."""
+    for order in itertools.permutations(sorted(frames)):
+        if not needed <= lengths(built(rules, order)).keys():
+            return f"by an index of {order}"
     return ""
 
 

@@ -12,6 +12,7 @@ Chunks are letters, and a pack holds one chunk.
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
 __all__ = [
@@ -649,6 +650,8 @@ class _Walker:
         self._rules = rules
         self._roles = Roles(rules)
         self._next: dict[Runner, Request | Runner | None] = {}
+        # It is most of the work, and a walk meets each runner thousands of times.
+        self._text = cache(repr)
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield each step, in words, and the state after it."""
@@ -659,17 +662,17 @@ class _Walker:
             place, got = answer(self._rules, state.place, request)
             ahead = self._ahead(runner, got)
             told = f"{runner.name}{runner.arguments[:1]}: {_shown(request)}"
-            yield told, state._replace(place=place, runners=_with(others, ahead))
+            yield told, state._replace(place=place, runners=self._with(others, ahead))
             if not state.late or isinstance(request, Read):
                 continue
             held = state._replace(late=state.late - 1, held=(*state.held, request))
             yield (
                 f"{told}, and again later",
-                held._replace(place=place, runners=_with(others, ahead)),
+                held._replace(place=place, runners=self._with(others, ahead)),
             )
             if isinstance(request.value, Commit) and request.value.kind != "revoked":
                 gone = self._settled(Runner("abort", (request.value.session,)))
-                yield f"{told}, only later", held._replace(runners=_with(others, gone))
+                yield f"{told}, only later", held._replace(runners=self._with(others, gone))
         for number, request in enumerate(state.held):
             place, _ = answer(self._rules, state.place, request)
             left = state.held[:number] + state.held[number + 1 :]
@@ -706,10 +709,9 @@ class _Walker:
                 self._next[runner] = request
         return self._next[runner]
 
-
-def _with(others: list[Runner], runner: Runner | None) -> tuple[Runner, ...]:
-    people = others if runner is None else [*others, runner]
-    return tuple(sorted(people, key=repr))
+    def _with(self, others: list[Runner], runner: Runner | None) -> tuple[Runner, ...]:
+        people = others if runner is None else [*others, runner]
+        return tuple(sorted(people, key=self._text))
 
 
 def _shown(request: Request) -> str:

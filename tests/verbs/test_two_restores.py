@@ -22,6 +22,7 @@ from ciuic.restore.targets import RestoreRequest, Target, refuse_existing
 from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
+from tests.kit.filesystems import disk
 from tests.kit.mounted import wait_for
 from tests.kit.program import CIUIC, ciuic, environment
 from tests.kit.trees import photograph
@@ -388,6 +389,22 @@ def test_a_directory_that_a_refused_restore_removes_is_created_and_locked_again(
 
 
 @pytest.mark.root
+@pytest.mark.root
+def test_a_disk_that_only_gives_errors_is_not_taken_for_another_restore(
+    two: tuple[Box, list[Path]], tmp_path: Path
+) -> None:
+    if shutil.which("xfs_io") is None:
+        pytest.skip("xfs_io is not installed")
+    box, _ = two
+    with disk("xfs", tmp_path / "disks") as made:
+        (made.path / "source").mkdir()
+        made.cut_power()
+        command = ("restore", "-s", "latest", "-p", box.source, "-d", made.path, "--overwrite")
+        refused = box.ciuic(*command)
+    assert refused.code == 1
+    assert f"cannot restore to {made.path}" in refused.err
+
+
 def test_a_directory_under_two_names_does_not_wait_for_itself(
     two: tuple[Box, list[Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
