@@ -39,7 +39,6 @@ from ciuic.catalog.lost import (
     lost_snapshots,
     unreadable,
 )
-from ciuic.catalog.removed import naming_removal, refuse_removed, was_removed
 
 __all__ = [
     "HOW_TO_TAKE",
@@ -62,10 +61,7 @@ __all__ = [
     "lost_manifest",
     "lost_snapshots",
     "means_otherwise",
-    "naming_removal",
     "passed_over",
-    "refuse_removed",
     "remember",
     "unreadable",
-    "was_removed",
 ]

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from ciuic.catalog import naming_removal
+from ciuic.catalog.removed import naming_removal
 from ciuic.cli.archive import write_archive
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.opening import find_snapshot, opened

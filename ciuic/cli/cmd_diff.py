@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from ciuic.catalog import naming_removal, refuse_removed
+from ciuic.catalog.removed import naming_removal, refuse_removed
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.changes import print_changes
 from ciuic.cli.opening import find_snapshot

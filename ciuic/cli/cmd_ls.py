@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import click
 
-from ciuic.catalog import naming_removal
+from ciuic.catalog.removed import naming_removal
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.named_damage import NamedDamage
 from ciuic.cli.opening import find_snapshot

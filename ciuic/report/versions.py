@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ciuic.catalog import known_lost, was_removed
+from ciuic.catalog import known_lost
+from ciuic.catalog.removed import was_removed
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UnknownFormatError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import BEING_WRITTEN, CONSISTENT, SKIPPED, UNREADABLE, Entry, SnapshotSummary

@@ -14,7 +14,7 @@ again: it keeps the files that are right already.
 import os
 from collections.abc import Callable, Mapping
 
-from ciuic.catalog import naming_removal, refuse_removed
+from ciuic.catalog.removed import naming_removal, refuse_removed
 from ciuic.errors import CiuicError, CorruptionError
 from ciuic.model import PathWarning
 from ciuic.progress import Progress

@@ -128,6 +128,7 @@ ANY = {
     "ciuic/store/index/chunk_index.py": "SQLite returns the types that the file holds",
     "ciuic/store/index/records.py": "SQLite returns the types that the file holds",
     "ciuic/store/place/address.py": "obstore: the configuration of each kind of store",
+    "ciuic/store/place/uploads/s3.py": "obstore: the configuration of a store",
     "ciuic/system/link_table.py": "msgspec: a type",
     "ciuic/integrations/": "objects of frameworks that may not be installed",
     "ciuic/training/": "the state of a training program holds values of every type",

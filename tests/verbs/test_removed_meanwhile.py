@@ -31,7 +31,7 @@ def manifest(store, snapshot_id):
 Store.manifest = manifest
 main()
 """
-"""Runs a command, and a prune after it has read so many manifests."""
+"""Runs a command, and a prune once the command has read this number of manifests."""
 
 
 @pytest.fixture
