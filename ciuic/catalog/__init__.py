@@ -4,6 +4,7 @@ A snapshot exists if its manifest's file does, and is listed unless its newest m
 forgotten. The chunk index has a copy of what manifests say, so that a list need not read a thousand
 small files.
 
+whose     which machine's snapshots count
 find      the snapshot that a text means
 lost      manifests that are damaged or gone, and chunks that are lost
 listing   lists of snapshots, and the rows of the chunk index
@@ -38,11 +39,19 @@ from ciuic.catalog.lost import (
     lost_snapshots,
     unreadable,
 )
+from ciuic.catalog.whose import (
+    Elsewhere,
+    elsewhere,
+    machines_called,
+    of_host,
+    of_this_machine,
+)
 
 __all__ = [
     "HOW_TO_TAKE",
     "LATEST",
     "LATEST_VALID",
+    "Elsewhere",
     "Unreadable",
     "all_snapshots",
     "ambiguous",
@@ -50,6 +59,7 @@ __all__ = [
     "damaged_before",
     "damaged_manifests",
     "damaged_since",
+    "elsewhere",
     "find_snapshot",
     "holding_roots",
     "known_lost",
@@ -59,7 +69,10 @@ __all__ = [
     "list_snapshots",
     "lost_manifest",
     "lost_snapshots",
+    "machines_called",
     "means_otherwise",
+    "of_host",
+    "of_this_machine",
     "passed_over",
     "remember",
     "unreadable",
