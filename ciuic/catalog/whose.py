@@ -20,6 +20,7 @@ from ciuic.units import counted, listed
 __all__ = ["Chosen", "Elsewhere", "elsewhere", "machines_called", "of_host", "of_this_machine"]
 
 _NAMED_MAX: Final = 5
+_NAME_MAX: Final = 80
 
 
 class Chosen(NamedTuple):
@@ -65,7 +66,7 @@ def of_this_machine(snapshots: Iterable[SnapshotSummary], *, what: str = "") -> 
     others = [one for one in found if not one.owner.machine.is_same(here)]
     if not others:
         return Chosen(own)
-    names = names_of([here, *(one.owner.machine for one in found)])
+    names = _names([here, *(one.owner.machine for one in found)])
     theirs = newest_first(others)[0]
     name = names[theirs.owner.machine]
     if own:
@@ -104,7 +105,7 @@ def of_host(snapshots: Iterable[SnapshotSummary], host: str) -> list[SnapshotSum
         )
     found = [one for one in known if one.owner.machine.is_called(host)]
     if not found:
-        names = names_of(one.owner.machine for one in known)
+        names = _names(one.owner.machine for one in known)
         instead = f"; the hosts are {_listed(names, names)}" if names else ""
         raise SnapshotNotFoundError(f"no snapshot was taken on the host '{host}'{instead}")
     return found
@@ -113,7 +114,7 @@ def of_host(snapshots: Iterable[SnapshotSummary], host: str) -> list[SnapshotSum
 def machines_called(snapshots: Iterable[SnapshotSummary], host: str) -> list[str]:
     """Return the long names of the machines that ``--host`` means: several may have one name."""
     machines = {one.owner.machine for one in snapshots if one.owner.machine.is_called(host)}
-    return sorted({one.long_name for one in machines})
+    return sorted({one.long_name[:_NAME_MAX] for one in machines})
 
 
 def elsewhere(
@@ -142,7 +143,7 @@ def elsewhere(
         meant, which = [one for one in known if one.taken_ns <= found.taken_ns], " until then"
     elif text not in {LATEST, LATEST_VALID}:
         meant, which = [one for one in known if text in one.tags], f" with the tag '{text}'"
-    names = names_of([here, *(one.owner.machine for one in [found, *known])])
+    names = _names([here, *(one.owner.machine for one in [found, *known])])
     said = f"{found.id} was taken on {names[found.owner.machine]}"
     files = [one for one in meant if not one.owner.is_library]
     own = next((one for one in files if one.owner.machine.is_same(here)), None)
@@ -162,6 +163,11 @@ def _different(snapshots: Iterable[SnapshotSummary]) -> list[Machine]:
         if not any(machine.is_same(other) for other in found):
             found.append(machine)
     return found
+
+
+def _names(machines: Iterable[Machine]) -> dict[Machine, str]:
+    """Name machines in a sentence. A store may hold longer names than a machine can have."""
+    return {one: name[:_NAME_MAX] for one, name in names_of(machines).items()}
 
 
 def _listed(names: dict[Machine, str], machines: Iterable[Machine]) -> str:

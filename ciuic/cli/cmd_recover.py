@@ -12,7 +12,7 @@ import click
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.options import absolute, copies_option, given, host_option, json_option
 from ciuic.cli.read_copies import opened_with_copies
-from ciuic.cli.render import print_json, printable
+from ciuic.cli.render import brief, print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.errors import DONE, FAILED, TROUBLE, SnapshotNotFoundError, UsageError
@@ -143,7 +143,7 @@ def _print_planned(found: BrokenFile, *, err: bool) -> None:
     else:
         taken = local_time_text(version.taken_ns)
         if version.host != this_machine().name:
-            taken += f", on {printable(version.host)}"
+            taken += f", on {printable(brief(version.host))}"
         text = f"{version.snapshot_id} ({taken}) has the newest valid version, which replaces it"
     print_pair("", text, 7, err=err)
 

@@ -13,7 +13,7 @@ from ciuic.cli.error_output import advise, hinted
 from ciuic.cli.opening import find_on, note_machine, of_configuration, opened
 from ciuic.cli.options import host_option, json_option
 from ciuic.cli.progress import Reporter, progress
-from ciuic.cli.render import print_json, printable
+from ciuic.cli.render import brief, print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.errors import DAMAGE, UsageError
@@ -209,7 +209,7 @@ def _state(snapshot: VerifySnapshot, owner: str) -> str:
     if snapshot.ok:
         return "ok"
     if snapshot.nearest_valid is None:
-        return f"DAMAGED; no snapshot {f'of {printable(owner)} ' if owner else ''}is valid"
+        return f"DAMAGED; no snapshot {f'of {printable(brief(owner))} ' if owner else ''}is valid"
     if snapshot.nearest_valid == snapshot.id:
         return "DAMAGED, but can still be restored in full, from parity or other copies"
     return f"DAMAGED; the nearest valid snapshot is {snapshot.nearest_valid}"

@@ -14,7 +14,7 @@ from typing import Final
 from ciuic.cli.alerting import Alerts
 from ciuic.cli.error_output import hinted
 from ciuic.cli.options import absolute
-from ciuic.cli.render import printable
+from ciuic.cli.render import brief, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.errors import CiuicError, UsageError
@@ -220,7 +220,7 @@ class JobEvents:
             self._pinned = newest.id
         what = "was pinned already" if newest.pinned else "is now pinned"
         is_here = newest.owner.machine.is_same(this_machine())
-        on = "" if is_here else f" on {printable(newest.host)}"
+        on = "" if is_here else f" on {printable(brief(newest.host))}"
         say(f"snapshot {newest.id} was taken before the fault{on}, and {what}")
 
     def _tag_since(self, wait_s: float) -> None:

@@ -11,7 +11,7 @@ import click
 from ciuic import catalog
 from ciuic.cli.error_output import advise
 from ciuic.cli.lists import none_matches
-from ciuic.cli.render import printable
+from ciuic.cli.render import brief, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import terminal_columns
 from ciuic.errors import SnapshotNotFoundError, UnreachableError, UsageError
@@ -223,7 +223,7 @@ def find_on(
         listed = catalog.of_host(known, host)
     found = catalog.find_snapshot(store, text, holding=holding, tagged=True, listed=listed)
     if host is not None and not found.owner.machine.is_called(host):
-        raise SnapshotNotFoundError(f"{found.id} was taken on {found.host}, not on {host}")
+        raise SnapshotNotFoundError(f"{found.id} was taken on {brief(found.host)}, not on {host}")
     return found
 
 

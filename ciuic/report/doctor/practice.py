@@ -15,6 +15,7 @@ __all__ = ["examine_practice"]
 
 _FRESH_S: Final = 35 * 86_400.0
 """A drill a month, and a few days' grace."""
+_NAME_MAX: Final = 80
 _HOW: Final = "Run 'ciuic drill' once a month; keep the steps where you can read them without this"
 
 
@@ -55,4 +56,4 @@ def _other_machine(snapshot_id: str, snapshots: Iterable[SnapshotSummary]) -> st
     here = this_machine()
     own = [machine for machine in owners.values() if machine.is_same(here)]
     machine = owners.get(SnapshotId(snapshot_id), here)
-    return machine.name if own and not machine.is_same(here) else ""
+    return machine.name[:_NAME_MAX] if own and not machine.is_same(here) else ""
