@@ -38,6 +38,7 @@ from ciuic.store.place.keys import is_url
 from ciuic.system.buffers import give_back_unused
 from ciuic.system.clock import Clock, local_time_text, rfc3339
 from ciuic.system.priority import describe_schedulers, lower_priority
+from ciuic.system.workers.asking import ask
 from ciuicd.attempt import sentence
 from ciuicd.attempts import Attempts
 from ciuicd.hold import StoreHold
@@ -276,7 +277,8 @@ class Service:
             places = [*settings.all_paths]
             if not is_url(settings.snapshot_dir):
                 places.append(settings.snapshot_dir)
-            _log.info("I/O priority %s: %s", settings.io_priority, describe_schedulers(places))
+            text = f"I/O priority {settings.io_priority}"
+            ask(lambda: _log.info("%s: %s", text, describe_schedulers(places)))
 
     def _introduce(self) -> None:
         with contextlib.suppress(CiuicError):

@@ -1,7 +1,8 @@
 """``ciuic list``."""
 
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import click
@@ -11,7 +12,6 @@ from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
 from ciuic.cli.error_output import advise
-from ciuic.cli.lists import hosts_instead, those
 from ciuic.cli.opening import list_and_warn, opened, shown_ids
 from ciuic.cli.options import absolute, given, host_option, json_option
 from ciuic.cli.render import NO_SCHEDULE, print_json_array, printable
@@ -23,7 +23,7 @@ from ciuic.errors import (
     StoreError,
     UsageError,
 )
-from ciuic.ids import SnapshotId
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
@@ -78,8 +78,9 @@ def command(
     added to the store. TROUBLE is the number of paths with a warning. FLUX is the number of files
     that a program was writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ
     in them. STATE is shown if a scrub has found that content of a listed snapshot is lost, and says
-    which snapshots are damaged by that; not in a bucket. It shows "?" for those that could not be
-    checked within two seconds. A narrow terminal gets fewer columns; a pipe and --json get all.
+    which snapshots are damaged by that. It shows "?" for those that could not be checked within two
+    seconds, or at all, because their directories are in a bucket. A narrow terminal gets fewer
+    columns; a pipe and --json get all.
 
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record
     its size. STATE is whole, in flux, unreadable, left out or damaged, as far as ciuic knows
@@ -143,12 +144,14 @@ def _damaged(
 
     Trees are read only if there is such a chunk, so that a list of a sound store stays fast, and
     for a short time, so that one of a damaged store stays usable: snapshots that were not looked at
-    get None, and a message says so. In a bucket, where reading them takes many requests, nothing is
-    looked for, and the answer is empty.
+    get None, and a message says so. In a bucket, where reading them takes many requests, only roots
+    that are lost are known.
     """
     lost = known_lost(store)
-    if not lost or store.bucket is not None:
+    if not lost:
         return {}
+    if store.bucket is not None:
+        return _without_requests(store, snapshots, lost)
     # Imported here because few stores are damaged.
     from ciuic.view.damage import DamageSurvey
 
@@ -170,10 +173,29 @@ def _damaged(
             except SnapshotNotFoundError:  # another process has removed it since it was listed
                 states[summary.id] = False
     except (CancelledError, StoreError) as error:
-        count = counted(list(states.values()).count(None), "snapshot")
-        what = f"{count} not checked for lost content: {printable(error.message)}."
-        advise(f"ciuic: {what} 'ciuic verify --all' checks all")
+        _tell_unchecked(states, error.message)
     return states
+
+
+def _without_requests(
+    store: Store, snapshots: Sequence[SnapshotSummary], lost: Collection[ChunkId]
+) -> Mapping[SnapshotId, bool | None]:
+    """Do the same in a bucket: this machine has its manifests, and no trees."""
+    states: dict[SnapshotId, bool | None] = {summary.id: None for summary in snapshots}
+    for summary in snapshots:
+        with contextlib.suppress(SnapshotNotFoundError, StoreError):  # since it was listed
+            if any(root.tree in lost for root in store.manifest(summary.id).roots):
+                states[summary.id] = True
+    _tell_unchecked(states, "a scrub has found some, and the directories are in the bucket")
+    return states
+
+
+def _tell_unchecked(states: Mapping[SnapshotId, bool | None], why: str) -> None:
+    """Say on stderr that the states of some snapshots are not known, if that is so."""
+    unknown = list(states.values()).count(None)
+    if unknown:
+        what = f"{counted(unknown, 'snapshot')} not checked for lost content: {printable(why)}."
+        advise(f"ciuic: {what} 'ciuic verify --all' checks all")
 
 
 class _Form(NamedTuple):
@@ -225,6 +247,9 @@ class _Filter(NamedTuple):
 
     def _present(self, snapshots: Sequence[SnapshotSummary]) -> str:
         """Return what there is instead of a host or a schedule that no snapshot has."""
+        # Imported here because few lists are empty, and every list waits for what is imported.
+        from ciuic.cli.lists import hosts_instead, those
+
         more = "" if self.host is None else hosts_instead(self.host, snapshots)
         schedules = {found.schedule or NO_SCHEDULE for found in snapshots}
         if self.schedule is not None and self.schedule not in schedules:

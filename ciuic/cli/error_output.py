@@ -45,10 +45,13 @@ def advise(text: str) -> None:
 
 def hinted(text: str) -> str:
     """Return a message whose commands have the ``--config`` and ``--store`` of this command."""
+    options = _options()
+    if not options:
+        return text
     # Imported here because help must be instant, and most commands advise nothing.
     from ciuic.hints import aimed
 
-    return aimed(text, _options())
+    return aimed(text, options)
 
 
 def aim_error(error: CiuicError) -> None:

@@ -10,7 +10,6 @@ import click
 
 from ciuic import catalog
 from ciuic.cli.error_output import advise
-from ciuic.cli.lists import none_matches
 from ciuic.cli.render import brief, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import terminal_columns
@@ -151,6 +150,9 @@ def chosen_snapshots(
         return snapshots
     chosen = [one for one in snapshots if one.owner.machine.is_called(host)]
     if not chosen:
+        # Imported here because 'ciuic list' must be quick, and needs no such message.
+        from ciuic.cli.lists import none_matches
+
         click.echo(none_matches(snapshots, host=host), err=True)
     return chosen
 

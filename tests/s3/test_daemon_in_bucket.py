@@ -196,6 +196,33 @@ def test_a_daemon_scrubs_a_bucket_and_tells_of_damage(run, daemon, elsewhere, so
     assert process.wait(DEADLINE_S) == 0
 
 
+def test_a_list_says_what_is_known_of_damage_in_a_bucket(run, elsewhere, source):
+    run("init")
+    run("snapshot")
+    place = elsewhere.place()
+    sizes = {listed.key: listed.size_bytes for listed in place.list("packs")}
+
+    def listed_after_damage_to(keys):
+        for key in keys:
+            data = bytearray(place.get(key, sizes[key]))
+            for at in range(100, len(data) - 200, 100):
+                data[at] ^= 1
+            place.put(key, bytes(data))
+        run("scrub", code=4)
+        [snapshot] = json.loads(run("list", "--json").partition("\nciuic: ")[0])
+        return snapshot["damaged"], run("list")
+
+    whole, files, trees = run("list"), max(sizes, key=sizes.get), min(sizes, key=sizes.get)
+    known, shown = listed_after_damage_to([files])
+    assert known is None
+    assert "1 snapshot not checked for lost content" in shown
+    assert "not checked" not in whole
+    known, shown = listed_after_damage_to([trees])
+    assert known is True
+    assert "damaged" in shown
+    assert "not checked" not in shown
+
+
 def test_without_a_budget_a_daemon_reads_no_pack_of_a_bucket(run, daemon):
     run("init")
     run("snapshot")
