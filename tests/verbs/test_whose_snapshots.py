@@ -97,6 +97,18 @@ def test_each_directory_is_looked_at_since_its_own_newest_snapshot(shared: Share
     assert "since the newest snapshot of their directory" in done.err
 
 
+def test_a_broken_file_inside_two_directories_is_put_back_once(shared: Shared) -> None:
+    shared.box.configure(shared.box.directory, shared.box.source)
+    ours = take(shared, OURS)
+    cut(weights(shared))
+
+    done = shared.box.ciuic("recover", "--since", "@0", "--json")
+
+    assert done.code == 0, done.err
+    assert [found["from"] for found in done.document["broken"]] == [ours]
+    assert weights(shared).read_bytes() == OURS
+
+
 def restarted(shared: Shared, whole: bytes, *options: str) -> Outcome:
     """Run a job that breaks its checkpoint, and then fails unless it is whole again."""
     (shared.box.directory / "whole").write_bytes(whole)
@@ -290,6 +302,18 @@ def test_a_command_says_that_latest_is_of_another_machine(
     take(shared, OURS)
     assert "gpu2" not in said()
     assert first != newer
+
+
+def test_a_time_that_forgets_a_snapshot_of_another_machine_says_so(shared: Shared) -> None:
+    take(shared, OURS)
+    theirs, _ = (take(shared, THEIRS, on=OTHER) for _ in range(2))
+    ours = take(shared, OURS)
+    moment = local_time_text(shared.listed()[theirs].taken_ns + 10**9)
+    done = shared.box.ciuic("forget", moment)
+    assert done.code == 0, done.err
+    assert f"{theirs} was taken on gpu2; the newest snapshot of this machine until then" in done.err
+    assert set(shared.listed()) >= {ours}
+    assert theirs not in shared.listed()
 
 
 def test_a_tag_means_another_machine_and_a_newest_snapshot_without_it_is_not_named(
