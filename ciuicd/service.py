@@ -26,7 +26,6 @@ from ciuic.config.load import load_settings
 from ciuic.config.settings import Settings
 from ciuic.control import Document
 from ciuic.errors import (
-    BusyError,
     CancelledError,
     CiuicError,
     ConfigError,
@@ -46,7 +45,7 @@ from ciuicd.jobs.inbox import Inbox
 from ciuicd.jobs.job import Job
 from ciuicd.metrics.meter import meter_of
 from ciuicd.notify import Notifier, Watchdog
-from ciuicd.program import Program
+from ciuicd.program import Program, replaced
 from ciuicd.schedules.order import Order
 from ciuicd.schedules.state import error_fields
 from ciuicd.schedules.turns import Turns
@@ -180,10 +179,7 @@ class Service:
         self._watchdog.note_progress()
         if self._program.can_start(lambda: self.is_stopping):
             _log.warning("ciuic was replaced on disk by another version: ciuicd starts again")
-            self._refusal = BusyError(
-                "the daemon starts again, because ciuic was replaced on disk",
-                hint="Try again in a few seconds.",
-            )
+            self._refusal = replaced()
             return True
         if self.is_stopping:  # the trial was given up
             return False
@@ -363,7 +359,7 @@ class Service:
         return tuple(state.name for state in self._turns)
 
     def reload_soon(self) -> None:
-        """Read the configuration again; after a snapshot into a bucket that is being taken."""
+        """Read the configuration again."""
         self._reload_wanted = True
         self._inbox.wake()
 
@@ -465,9 +461,7 @@ class Service:
 
     def _somebody_waits(self) -> bool:
         """Return whether a request waits that cannot begin beside what is under way."""
-        # A snapshot into a bucket occupies the main thread: no request begins beside it.
-        is_alone = is_url(self.settings.snapshot_dir)
-        return self._inbox.has_waiting if is_alone else self._keeps_waiting
+        return self._keeps_waiting
 
     def _is_cancelled(self, job: Job) -> bool:
         # With --once, a user waits.

@@ -8,6 +8,7 @@ whose     which machine's snapshots count
 find      the snapshot that a text means
 lost      manifests that are damaged or gone, and chunks that are lost
 listing   lists of snapshots, and the rows of the chunk index
+removed   snapshots that were removed while they were read
 """
 
 from ciuic.catalog.find import (
@@ -39,6 +40,7 @@ from ciuic.catalog.lost import (
     lost_snapshots,
     unreadable,
 )
+from ciuic.catalog.removed import naming_removal, refuse_removed, was_removed
 from ciuic.catalog.whose import (
     Elsewhere,
     elsewhere,
@@ -71,9 +73,12 @@ __all__ = [
     "lost_snapshots",
     "machines_called",
     "means_otherwise",
+    "naming_removal",
     "of_host",
     "of_this_machine",
     "passed_over",
+    "refuse_removed",
     "remember",
     "unreadable",
+    "was_removed",
 ]
