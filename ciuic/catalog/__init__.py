@@ -4,7 +4,7 @@ A snapshot exists if its manifest's file does, and is listed unless its newest m
 forgotten. The chunk index has a copy of what manifests say, so that a list need not read a thousand
 small files.
 
-whose     which machine's snapshots count
+whose     which machine's snapshots count; imported by itself, where several machines matter
 find      the snapshot that a text means
 lost      manifests that are damaged or gone, and chunks that are lost
 listing   lists of snapshots, and the rows of the chunk index
@@ -41,19 +41,11 @@ from ciuic.catalog.lost import (
     unreadable,
 )
 from ciuic.catalog.removed import naming_removal, refuse_removed, was_removed
-from ciuic.catalog.whose import (
-    Elsewhere,
-    elsewhere,
-    machines_called,
-    of_host,
-    of_this_machine,
-)
 
 __all__ = [
     "HOW_TO_TAKE",
     "LATEST",
     "LATEST_VALID",
-    "Elsewhere",
     "Unreadable",
     "all_snapshots",
     "ambiguous",
@@ -61,7 +53,6 @@ __all__ = [
     "damaged_before",
     "damaged_manifests",
     "damaged_since",
-    "elsewhere",
     "find_snapshot",
     "holding_roots",
     "known_lost",
@@ -71,11 +62,8 @@ __all__ = [
     "list_snapshots",
     "lost_manifest",
     "lost_snapshots",
-    "machines_called",
     "means_otherwise",
     "naming_removal",
-    "of_host",
-    "of_this_machine",
     "passed_over",
     "refuse_removed",
     "remember",

@@ -8,7 +8,8 @@ from typing import Final
 
 import click
 
-from ciuic.catalog import elsewhere, list_snapshots
+from ciuic.catalog import list_snapshots
+from ciuic.catalog.whose import elsewhere
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.cmd_restore import print_restored, restore_exit_code
 from ciuic.cli.interrupt import interruptible

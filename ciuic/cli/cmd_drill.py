@@ -5,7 +5,8 @@ import sys
 
 import click
 
-from ciuic.catalog import LATEST, of_this_machine
+from ciuic.catalog import LATEST
+from ciuic.catalog.whose import of_this_machine
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interruptible

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import click
 
-from ciuic.catalog import find_snapshot, machines_called
+from ciuic.catalog import find_snapshot
+from ciuic.catalog.whose import machines_called
 from ciuic.cli.candidates import SNAPSHOT, known_tags, trashed_id
 from ciuic.cli.forget_plan import print_plan
 from ciuic.cli.interrupt import interruptible

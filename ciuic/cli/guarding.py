@@ -193,7 +193,8 @@ class JobEvents:
     def _pin_before(self, wait_s: float) -> None:
         """Pin the newest snapshot that was taken before every fault, not only the last."""
         # Imported when a rule has fired: the store takes as much memory as the rest.
-        from ciuic.catalog import list_snapshots, of_this_machine
+        from ciuic.catalog import list_snapshots
+        from ciuic.catalog.whose import of_this_machine
         from ciuic.cli.opening import opened
         from ciuic.maintain.label import set_pinned
 

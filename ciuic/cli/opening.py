@@ -177,7 +177,14 @@ def of_configuration(
     if text not in {catalog.LATEST, catalog.LATEST_VALID}:
         return None
     known = complete_ones(catalog.list_snapshots(store))
-    return preferred(known if host is None else catalog.of_host(known, host), session.scopes)
+    return preferred(known if host is None else _of_host(known, host), session.scopes)
+
+
+def _of_host(snapshots: Sequence[SnapshotSummary], host: str) -> list[SnapshotSummary]:
+    # Imported here because 'ciuic list' must be quick, and does not choose a machine.
+    from ciuic.catalog.whose import of_host
+
+    return of_host(snapshots, host)
 
 
 def find_snapshot(
@@ -222,7 +229,7 @@ def find_on(
     """
     if host is not None:
         known = catalog.list_snapshots(store) if listed is None else listed
-        listed = catalog.of_host(known, host)
+        listed = _of_host(known, host)
     found = catalog.find_snapshot(store, text, holding=holding, tagged=True, listed=listed)
     if host is not None and not found.owner.machine.is_called(host):
         raise SnapshotNotFoundError(f"{found.id} was taken on {brief(found.host)}, not on {host}")
@@ -236,12 +243,13 @@ def note_machine(
     *,
     holding: Sequence[bytes] = (),
     listed: Sequence[SnapshotSummary] | None = None,
-) -> catalog.Elsewhere | None:
+) -> None:
     """Say on stderr that ``latest``, a time or a tag means a snapshot of another machine."""
     if found.owner.machine.is_same(this_machine()) or matching_ids(text, [found.id]):
-        return None
+        return
+    from ciuic.catalog.whose import elsewhere
+
     known = catalog.list_snapshots(store) if listed is None else listed
-    elsewhere = catalog.elsewhere(text, found, known, holding)
-    if elsewhere is not None:
-        click.echo(f"ciuic: {printable(elsewhere.remark)}", err=True)
-    return elsewhere
+    other = elsewhere(text, found, known, holding)
+    if other is not None:
+        click.echo(f"ciuic: {printable(other.remark)}", err=True)

@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ciuic.catalog import list_snapshots, of_this_machine
+from ciuic.catalog import list_snapshots
+from ciuic.catalog.whose import of_this_machine
 from ciuic.config.opening import open_configured
 from ciuic.config.settings import Settings
 from ciuic.drill.drill import DrillRequest, drill, practiced_ns, record_drill

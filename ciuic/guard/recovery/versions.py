@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ciuic.catalog import list_snapshots, of_host, of_this_machine
+from ciuic.catalog import list_snapshots
+from ciuic.catalog.whose import of_host, of_this_machine
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
 from ciuic.formats.soundness import fault
 from ciuic.guard.recovery.report import BrokenFile, Version
