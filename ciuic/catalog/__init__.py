@@ -4,6 +4,7 @@ A snapshot exists if its manifest's file does, and is listed unless its newest m
 forgotten. The chunk index has a copy of what manifests say, so that a list need not read a thousand
 small files.
 
+whose     which machine's snapshots count; imported by itself, where several machines matter
 find      the snapshot that a text means
 lost      manifests that are damaged or gone, and chunks that are lost
 listing   lists of snapshots, and the rows of the chunk index

@@ -73,7 +73,7 @@ def _take(session: Session, *options: str) -> Document | None:
     return report
 
 
-def recover_files(session: Session, *, since_ns: int, until_ns: int) -> bool:
+def recover_files(session: Session, host: str | None, *, since_ns: int, until_ns: int) -> bool:
     """Put back what the job left broken; every process of it has ended.
 
     The command says on stderr what it finds and does. If it cannot put them back, the job still
@@ -81,6 +81,7 @@ def recover_files(session: Session, *, since_ns: int, until_ns: int) -> bool:
 
     Args:
         session: The store.
+        host: The machine that a user has chosen for versions; None: see ``ciuic recover``.
         since_ns: When the job was started first.
         until_ns: When its last process had ended.
 
@@ -88,9 +89,10 @@ def recover_files(session: Session, *, since_ns: int, until_ns: int) -> bool:
         False if a signal asked ciuic to end.
     """
     window = [f"--since={_moment(since_ns - _COARSE_NS)}", f"--until={_moment(until_ns)}"]
+    chosen = [] if host is None else [f"--host={host}"]
     try:
         running = subprocess.Popen(
-            _command(session, "recover", *window),
+            _command(session, "recover", *window, *chosen),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             preexec_fn=_unblock,  # noqa: PLW1509

@@ -8,19 +8,28 @@ from typing import Final
 
 import click
 
+from ciuic.catalog import list_snapshots
+from ciuic.catalog.whose import elsewhere
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.cmd_restore import print_restored, restore_exit_code
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import find_snapshot, opened
-from ciuic.cli.options import absolute, copies_option, given, json_option, wait_option
+from ciuic.cli.options import (
+    absolute,
+    copies_option,
+    given,
+    host_option,
+    json_option,
+    wait_option,
+)
 from ciuic.cli.progress import progress
 from ciuic.cli.read_copies import reading_copies
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
-from ciuic.errors import CiuicError, CorruptionError
+from ciuic.errors import CiuicError, CorruptionError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.maintain.label import change_tags
-from ciuic.model import path_text
+from ciuic.model import SnapshotSummary, path_text
 from ciuic.restore.report import RestoreReport
 from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
@@ -28,6 +37,7 @@ from ciuic.snapshot.hooks import Hooks, refuse_in_hook, take_with_hooks
 from ciuic.snapshot.report import TakeReport
 from ciuic.store.place.keys import is_url
 from ciuic.store.records.manifest import Manifest
+from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
 from ciuic.units import counted, format_bytes, format_files, listed
 from ciuic.verify.paths import Readable, read_paths
@@ -43,6 +53,7 @@ _NAMED_MAX: Final = 5
 @click.argument(
     "paths", nargs=-1, required=True, metavar="PATH...", callback=given, shell_complete=stored_path
 )
+@host_option
 @click.option("--delete", is_flag=True, help="Also remove files that the snapshot does not have.")
 @click.option("--dry-run", is_flag=True, help="Verify, show what would be done, and do nothing.")
 @copies_option
@@ -54,6 +65,7 @@ def command(
     *,
     snapshot_id: str,
     paths: tuple[str, ...],
+    host: str | None,
     delete: bool,
     dry_run: bool,
     wait_s: float,
@@ -66,13 +78,20 @@ def command(
     If a program is writing there, so that this snapshot lacks something, ciuic restores nothing,
     and takes the tag off again. Otherwise it restores PATHs with --overwrite. To go back, check out
     the snapshot that it has taken. If PATHs already match the snapshot, it takes none. ciuic takes
-    damaged chunks from the configured copies. The exit codes are those of 'ciuic restore'.
+    damaged chunks from the configured copies.
+
+    If several machines share the store, and 'latest', a time or a tag means a snapshot of another
+    machine although this one has a snapshot of PATHs, ciuic refuses: name the snapshot by its ID,
+    or the machine with --host. The exit codes are those of 'ciuic restore'.
     """
     if not dry_run:
         refuse_in_hook(os.environ)
     wanted = tuple(absolute(path) for path in paths)
     with opened(session) as store:
-        chosen = find_snapshot(session, store, snapshot_id, holding=wanted).id
+        found = find_snapshot(session, store, snapshot_id, holding=wanted, host=host)
+        if host is None:
+            _refuse_other_machine(store, snapshot_id, found, wanted)
+        chosen = found.id
     plan = _restore(session, chosen, wanted, delete=delete, dry_run=True)
     checked = _verify(session, chosen, wanted)
     before, report = None, plan
@@ -93,6 +112,22 @@ def command(
     else:
         _print(chosen, checked, before, report, in_bucket=is_url(session.store_path()))
     sys.exit(restore_exit_code(report))
+
+
+def _refuse_other_machine(
+    store: Store, text: str, found: SnapshotSummary, paths: Sequence[bytes]
+) -> None:
+    """Refuse what rolls nothing back: this machine has snapshots, and the newest is another's.
+
+    Raises:
+        UsageError: That is so. A user may still name the snapshot, or its machine.
+    """
+    other = elsewhere(text, found, list_snapshots(store), paths)
+    if other is not None and other.own is not None:
+        raise UsageError(
+            f"'{text}' is a snapshot of another machine, and a checkout replaces what is here",
+            hint=f"Name a snapshot by its ID, as {other.own.id}, or a machine with --host.",
+        )
 
 
 def _restore(

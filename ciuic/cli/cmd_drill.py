@@ -6,6 +6,7 @@ import sys
 import click
 
 from ciuic.catalog import LATEST
+from ciuic.catalog.whose import of_this_machine
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interruptible
@@ -15,6 +16,7 @@ from ciuic.cli.options import (
     ShortOptionsCommand,
     WholeNumber,
     given,
+    host_option,
     json_option,
     local_directory,
 )
@@ -24,7 +26,8 @@ from ciuic.cli.session import Session
 from ciuic.drill.drill import DrillRequest, drill, record_drill
 from ciuic.drill.report import DrillReport
 from ciuic.errors import DAMAGE, DONE, FAILED, TROUBLE, UsageError
-from ciuic.model import path_text
+from ciuic.model import SnapshotSummary, path_text
+from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.units import (
     counted,
@@ -44,12 +47,11 @@ _SHOWN_MAX = 20
     "-s",
     "--snapshot",
     "snapshot_id",
-    default=LATEST,
-    show_default=True,
     type=SNAPSHOT,
     metavar="ID",
-    help="The snapshot to restore from.",
+    help="The snapshot to restore from.  [default: the newest of this machine]",
 )
+@host_option
 @click.option("--full", is_flag=True, help="Restore every path instead of a sample.")
 @click.option(
     "--files",
@@ -82,7 +84,8 @@ _SHOWN_MAX = 20
 def command(
     session: Session,
     *,
-    snapshot_id: str,
+    snapshot_id: str | None,
+    host: str | None,
     full: bool,
     files_max: int,
     size: str,
@@ -92,11 +95,12 @@ def command(
 ) -> None:
     """Practice a recovery: restore files, compare them, and load checkpoints.
 
-    ciuic chooses files of the newest snapshot at random, the newest checkpoint among them, and
-    restores them from the store into a scratch directory. It reads them again from the disk, and
-    compares each byte with the snapshot. Then the packages that are installed for ciuic's Python
-    (safetensors, torch, numpy, h5py) load the checkpoints, without running code in them. At the end
-    ciuic removes the files, and records the result and the time for 'ciuic doctor'.
+    ciuic chooses files of the newest snapshot of this machine at random, the newest checkpoint
+    among them, and restores them from the store into a scratch directory. It reads them again from
+    the disk, and compares each byte with the snapshot. Then the packages that are installed for
+    ciuic's Python (safetensors, torch, numpy, h5py) load the checkpoints, without running code in
+    them. At the end ciuic removes the files, and records the result and the time for 'ciuic
+    doctor'. If this machine has no snapshot, ciuic takes that of the only other one, and says so.
 
     Exits with 4 if the store is damaged or a restored file differs, with 1 if the scratch directory
     could not take a file, and with 3 if only a checkpoint did not load.
@@ -115,8 +119,8 @@ def command(
         is_dry_run=dry_run,
     )
     with interruptible() as cancelled, opened(session) as store, progress("drill") as shown:
-        listed = of_configuration(session, store, snapshot_id)
-        manifest = store.manifest(find_snapshot(session, store, snapshot_id, listed=listed).id)
+        chosen = _chosen(session, store, snapshot_id, host)
+        manifest = store.manifest(chosen.id)
         report = drill(store, manifest, request, clock=clock, cancelled=cancelled, progress=shown)
     if not dry_run:
         record_drill(
@@ -127,6 +131,19 @@ def command(
     else:
         _print(report)
     sys.exit(_exit_code(report))
+
+
+def _chosen(
+    session: Session, store: Store, snapshot_id: str | None, host: str | None
+) -> SnapshotSummary:
+    """Return the snapshot to practice on; without an ID or a host, one that is chosen by itself."""
+    text = LATEST if snapshot_id is None else snapshot_id
+    listed = of_configuration(session, store, text, host)
+    if snapshot_id is None and host is None:
+        listed, remark = of_this_machine(listed or ())
+        if remark:
+            click.echo(f"ciuic: {printable(remark)}", err=True)
+    return find_snapshot(session, store, text, listed=listed, host=host)
 
 
 def _exit_code(report: DrillReport) -> int:

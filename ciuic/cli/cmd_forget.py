@@ -7,17 +7,20 @@ from typing import NamedTuple
 
 import click
 
+from ciuic.catalog import find_snapshot
+from ciuic.catalog.whose import machines_called
 from ciuic.cli.candidates import SNAPSHOT, known_tags, trashed_id
 from ciuic.cli.forget_plan import print_plan
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.lists import hosts_instead
-from ciuic.cli.opening import opened, shown_ids, warn_damaged
+from ciuic.cli.opening import note_machine, opened, shown_ids, warn_damaged
 from ciuic.cli.options import given, json_option, trash_option, wait_option
 from ciuic.cli.pruning import print_prune_report, prune_store
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.documents import Document
 from ciuic.errors import DAMAGE, CiuicError, UsageError
+from ciuic.ids import matching_ids
 from ciuic.maintain.forget import (
     ForgetPlan,
     Terms,
@@ -30,7 +33,7 @@ from ciuic.maintain.prune.report import PruneReport
 from ciuic.retention import Policy, parse_policy
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
-from ciuic.units import counted
+from ciuic.units import counted, listed
 
 __all__ = ["command"]
 
@@ -264,6 +267,7 @@ class _Run(NamedTuple):
         if self.host is not None and not plan.kept and not plan.forgotten:  # the same
             what = f"no snapshot was taken on the host '{printable(self.host)}'"
             click.echo(f"ciuic: {what}{hosts_instead(self.host, plan.others)}", err=True)
+        self._name_machines(store, plan)
         short = shown_ids(store)
         if not self.dry_run:
             apply_forget(store, plan, now_ns)
@@ -271,6 +275,18 @@ class _Run(NamedTuple):
             until_s = None if self.prune and not self.trash_s else self.trash_s
             print_plan(plan, short, until_s, dry_run=self.dry_run, by_rule=self.rule is not None)
         return plan
+
+    def _name_machines(self, store: Store, plan: ForgetPlan) -> None:
+        """Say on stderr if a time means another machine's snapshot, or ``--host`` several ones."""
+        found = [*(one for one, _ in (*plan.kept, *plan.forgotten)), *plan.others]
+        for text in self.snapshot_ids:
+            if not matching_ids(text, [one.id for one in found] + list(plan.given_up)):
+                note_machine(store, text, find_snapshot(store, text))
+        named = [] if self.host is None else machines_called(found, self.host)
+        if len(named) > 1:
+            names = listed(named, len(named))
+            what = f"'{printable(self.host or '')}' is the name of {len(named)} machines: {names}"
+            click.echo(f"ciuic: {printable(what)}; the policy is applied to each", err=True)
 
     def prune_after(
         self, store: Store, plan: ForgetPlan, cancelled: Callable[[], bool]

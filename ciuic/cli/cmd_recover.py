@@ -3,24 +3,26 @@
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final
 
 import click
 
 from ciuic.cli.interrupt import interruptible
-from ciuic.cli.options import absolute, copies_option, given, json_option
+from ciuic.cli.options import absolute, copies_option, given, host_option, json_option
 from ciuic.cli.read_copies import opened_with_copies
-from ciuic.cli.render import print_json, printable
+from ciuic.cli.render import brief, print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.errors import DONE, FAILED, TROUBLE, SnapshotNotFoundError, UsageError
 from ciuic.guard.recovery.find import Window
-from ciuic.guard.recovery.recover import recover
+from ciuic.guard.recovery.recover import Search, recover
 from ciuic.guard.recovery.report import BrokenFile, RecoveryReport
-from ciuic.guard.recovery.versions import usable_snapshots
-from ciuic.model import EMERGENCY_TAG, SUSPECT_TAG, ExcludeRules, path_text
+from ciuic.guard.recovery.versions import sources_of
+from ciuic.model import ExcludeRules, path_text
 from ciuic.system.clock import SystemClock, local_time_text, unix_seconds
+from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_duration, format_files, inflected
 
 __all__ = ["command"]
@@ -50,7 +52,8 @@ def _time_ns(context: click.Context, parameter: click.Parameter, value: str | No
     metavar="TIME",
     callback=_time_ns,
     help="Look at files that changed at TIME or later, and at each file that is a PATH.  [default:"
-    " with PATHs, any time; else the time of the newest snapshot that no failure caused]",
+    " with PATHs, any time; else the time of the newest snapshot of each directory that no failure"
+    " caused]",
 )
 @click.option(
     "--until",
@@ -59,6 +62,7 @@ def _time_ns(context: click.Context, parameter: click.Parameter, value: str | No
     callback=_time_ns,
     help="Leave files alone that changed after TIME.",
 )
+@host_option
 @click.option("--dry-run", is_flag=True, help="Show the plan, and change nothing.")
 @copies_option
 @json_option
@@ -69,6 +73,7 @@ def command(
     paths: tuple[str, ...],
     since_ns: int | None,
     until_ns: int | None,
+    host: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -79,6 +84,9 @@ def command(
     from the newest snapshot that has a valid one, and is checked before it gets the name. The
     broken file stays in its directory as .NAME.broken-1. A broken file without a valid version is
     only moved aside. All other files stay as they are.
+
+    Versions come from the snapshots of this machine. If it has none of a directory, they come from
+    those of another machine, which ciuic names; if several others have some, choose with --host.
 
     Exits with 1 if a file could not be put back, and with 3 if one has no valid version.
     """
@@ -96,32 +104,32 @@ def command(
                 hint="'ciuic restore -p PATH' restores what is gone.",
             )
     with interruptible() as cancelled, opened_with_copies(session) as store:
-        snapshots = usable_snapshots(store, without_tag=SUSPECT_TAG)
-        regular = [
-            snapshot.taken_ns for snapshot in snapshots if EMERGENCY_TAG not in snapshot.tags
-        ]
-        if not snapshots and since_ns is None:
+        sources = sources_of(store, roots, host)
+        if since_ns is None and not any(source.snapshots for source in sources):
             raise SnapshotNotFoundError(
                 "no snapshot has a version of any file",
                 hint="With --since TIME, broken files are moved aside.",
             )
-        saved_ns = max(regular, default=0)
-        early_ns = 0 if paths else saved_ns
-        window = Window(
-            early_ns if since_ns is None else since_ns, until_ns, saved_ns, are_named=bool(paths)
-        )
+        for remark in dict.fromkeys(source.remark for source in sources if source.remark):
+            print_pair("ciuic:", printable(remark), len("ciuic: "), err=True)
+        newest_ns = max((source.saved_ns for source in sources), default=0)
+        searches = []
+        for source in sources:
+            saved_ns = source.saved_ns or newest_ns
+            early_ns = (0 if paths else saved_ns) if since_ns is None else since_ns
+            window = Window(early_ns, until_ns, saved_ns, are_named=bool(paths))
+            searches.append(Search(source.root, window, source.snapshots))
         report = recover(
             store,
-            roots,
-            window,
-            snapshots=snapshots,
+            searches,
             exclude=exclude,
             clock=clock,
             is_dry_run=dry_run,
             planned=lambda found: _print_planned(found, err=as_json),
             cancelled=cancelled,
         )
-    _print_done(report, _period_text(window, is_default=since_ns is None), err=as_json)
+    windows = [search.window for search in searches]
+    _print_done(report, _period_text(windows, is_default=since_ns is None), err=as_json)
     if as_json:
         print_json(report.as_json())
     sys.exit(FAILED if report.failed else TROUBLE if report.lost else DONE)
@@ -134,17 +142,23 @@ def _print_planned(found: BrokenFile, *, err: bool) -> None:
         text = "no snapshot has a valid version: it is only moved aside"
     else:
         taken = local_time_text(version.taken_ns)
+        if version.host != this_machine().name:
+            taken += f", on {printable(brief(version.host))}"
         text = f"{version.snapshot_id} ({taken}) has the newest valid version, which replaces it"
     print_pair("", text, 7, err=err)
 
 
-def _period_text(window: Window, *, is_default: bool) -> str:
+def _period_text(windows: Sequence[Window], *, is_default: bool) -> str:
     """Say which files were looked at; an empty text if all were."""
-    if not window.since_ns:
+    since = {window.since_ns for window in windows}
+    if not any(since):
         return ""
-    named = " or are named" if window.are_named else ""
+    when = "the newest snapshot of their directory"
+    if len(since) == 1:
+        when = local_time_text(min(since))
+    named = " or are named" if windows[0].are_named else ""
     further = "; --since TIME looks further back" if is_default else ""
-    return f" (those that changed since {local_time_text(window.since_ns)}{named}{further})"
+    return f" (those that changed since {when}{named}{further})"
 
 
 def _print_done(report: RecoveryReport, period: str, *, err: bool) -> None:

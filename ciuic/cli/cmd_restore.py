@@ -7,18 +7,19 @@ from typing import Final
 
 import click
 
-from ciuic.catalog import LATEST, find_snapshot, holding_roots, list_snapshots, passed_over
+from ciuic.catalog import LATEST, passed_over
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.copies import CHECK_BUCKET, print_bucket_advice, print_holders
 from ciuic.cli.error_output import advise
 from ciuic.cli.expected import counting
 from ciuic.cli.interrupt import interruptible
-from ciuic.cli.opening import CLOSER, NEWER, opened
+from ciuic.cli.opening import CLOSER, NEWER, find_on, note_machine, opened
 from ciuic.cli.options import (
     ShortOptionsCommand,
     absolute,
     copies_option,
     given,
+    host_option,
     json_option,
     local_directory,
     local_file,
@@ -28,15 +29,14 @@ from ciuic.cli.read_copies import reading_copies
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
 from ciuic.errors import DAMAGE, DONE, FAILED, TROUBLE, CiuicError, UsageError
-from ciuic.ids import SnapshotId, matching_ids
-from ciuic.model import Owner, PathWarning, SnapshotSummary, path_text
+from ciuic.ids import SnapshotId
+from ciuic.model import PathWarning, path_text
 from ciuic.restore.report import RestoreReport
 from ciuic.restore.restore import restore
 from ciuic.restore.targets import RestoreRequest
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.system.clock import SystemClock, from_local_text
-from ciuic.system.machine import this_machine
+from ciuic.system.clock import SystemClock
 from ciuic.units import (
     counted,
     format_bytes,
@@ -63,6 +63,7 @@ _REMEDIES: Final = (
     metavar="ID",
     help="The snapshot: an ID or the start of one, 'latest', 'latest-valid', a tag, or a time.",
 )
+@host_option
 @click.option(
     "-p",
     "--path",
@@ -124,6 +125,7 @@ def command(
     session: Session,
     *,
     snapshot_id: str,
+    host: str | None,
     paths: tuple[str, ...],
     destination: str | None,
     place: str | None,
@@ -155,6 +157,9 @@ def command(
     neither writes nor deletes what they exclude. It creates missing directories on the way to a
     match; existing ones keep their mode, owner and times.
 
+    If several machines share the store, 'latest' is the newest snapshot of any of them that holds
+    PATH. If it is of another machine, ciuic says so; --host chooses one.
+
     Exits with 4 if anything is damaged, with 1 if a target path could not be written as the
     snapshot has it, and with 3 if the snapshot itself lacks a path or a program was writing it. The
     summary counts what was actually done.
@@ -179,9 +184,10 @@ def command(
         reading_copies(session, store) as taken,
         progress("restore") as shown,
     ):
-        chosen = find_snapshot(store, snapshot_id, holding=request.paths, tagged=True)
+        chosen = find_on(store, snapshot_id, host, holding=request.paths)
         newer = passed_over(store, snapshot_id, chosen)
-        _note_machine(store, snapshot_id, chosen, request.paths)
+        if host is None:
+            note_machine(store, snapshot_id, chosen, holding=request.paths)
         manifest = store.manifest(chosen.id)
         report = _restore(session, store, manifest, request, cancelled=cancelled, shown=shown)
     asked = taken()
@@ -262,29 +268,6 @@ def _name_damaged(report: RestoreReport, snapshots: Mapping[SnapshotId, str], wh
         PathWarning(os.fsencode(snapshot_id), f"{why}: {what}")
         for snapshot_id, what in snapshots.items()
     ]
-
-
-def _note_machine(store: Store, text: str, chosen: SnapshotSummary, paths: Sequence[bytes]) -> None:
-    """Say on stderr that ``latest`` or a time means a snapshot of another machine.
-
-    A store without snapshots of this machine needs no remark: then this machine replaces another.
-    """
-    here = Owner(this_machine(), is_library=False)
-    is_named = chosen.id in matching_ids(text, [chosen.id])
-    if is_named or chosen.owner.machine.is_same(here.machine):
-        return
-    holding = holding_roots(list_snapshots(store), paths)
-    until = ""
-    if from_local_text(text) is not None:
-        until = " until then"
-        holding = [found for found in holding if found.taken_ns <= chosen.taken_ns]
-    own = next((found for found in holding if found.owner.is_same(here)), None)
-    if own is not None:
-        click.echo(
-            f"ciuic: {chosen.id} was taken on {printable(chosen.host)}; the newest snapshot of this"
-            f" machine{until} is {own.id}",
-            err=True,
-        )
 
 
 def restore_exit_code(report: RestoreReport) -> int:

@@ -64,6 +64,13 @@ _WEIGHT: Final = WholeNumber(1, 10_000)
     metavar="N",
     help="How often to start COMMAND again if it fails.  [default: 0]",
 )
+@click.option(
+    "--host",
+    metavar="H",
+    callback=given,
+    help="With --restart: put back versions of files from snapshots of this host only: see 'ciuic"
+    " recover'.",
+)
 @click.option("--cpu-weight", type=_WEIGHT, metavar="N", help="Its share of the CPUs: 1 to 10000.")
 @click.option(
     "--cpus",
@@ -87,6 +94,7 @@ def command(
     job: str | None,
     logs: tuple[str, ...],
     restart: int,
+    host: str | None,
     cpu_weight: int | None,
     cpus: float | None,
     memory_bytes: int | None,
@@ -99,6 +107,8 @@ def command(
     has cgroups of version 2, COMMAND runs in a cgroup of its own. If a rule with the action 'pause'
     fires, every process of the job stops: send SIGCONT to ciuic to let it go on.
     """
+    if host is not None and not restart:
+        raise UsageError("--host requires --restart", hint="Add --restart N, or leave --host out.")
     name = job or os.path.basename(arguments[0]) or "job"
     paths = log_paths(logs)
     rules = rules_of(session)
@@ -117,7 +127,7 @@ def command(
         watched,
         Idleness(rules, clock),
         alerts=alerts,
-        restarts=_Restarts(session, name, restart, clock, has_store=can_snapshot),
+        restarts=_Restarts(session, name, restart, clock, host=host, has_store=can_snapshot),
         has_store=can_snapshot,
     )
     while (ended := guarded.once()) is None:
@@ -264,6 +274,7 @@ class _Restarts:
         job: The name of the job.
         most: How often at most.
         clock: Tells the time.
+        host: The machine whose versions are put back; None: see ``ciuic recover``.
         has_store: Files can be put back.
 
     Attributes:
@@ -273,12 +284,20 @@ class _Restarts:
     """
 
     def __init__(
-        self, session: Session, job: str, most: int, clock: Clock, *, has_store: bool
+        self,
+        session: Session,
+        job: str,
+        most: int,
+        clock: Clock,
+        *,
+        host: str | None,
+        has_store: bool,
     ) -> None:
         self._session = session
         self._job = job
         self._most = most
         self._clock = clock
+        self._host = host
         self._has_store = has_store
         self._began_ns = clock.now_ns()
         self._count = 0
@@ -305,7 +324,7 @@ class _Restarts:
         if left:
             return self._refuse(f"{not_again}: its process {left[0]} cannot be ended")
         if self._has_store and not recover_files(
-            self._session, since_ns=self._began_ns, until_ns=self._clock.now_ns()
+            self._session, self._host, since_ns=self._began_ns, until_ns=self._clock.now_ns()
         ):
             return self._was_asked()
         wait_s = min(_FIRST_WAIT_S * 2**self._count, _LONGEST_WAIT_S)

@@ -5,14 +5,16 @@ import os
 import click
 
 import ciuic
-from ciuic.catalog import latest_snapshot
+from ciuic.catalog import list_snapshots
 from ciuic.cli.opening import opened, warn_damaged
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.config.settings import Settings
 from ciuic.drill.drill import last_drill
+from ciuic.model import complete_ones, newest_first, preferred
 from ciuic.report.doctor.runbook import Facts, Reach, runbook
 from ciuic.system.clock import SystemClock
+from ciuic.system.machine import this_machine
 from ciuic.units import format_duration
 
 __all__ = ["command"]
@@ -27,8 +29,10 @@ def command(session: Session) -> None:
     configuration, and complete commands. Keep it where you can read it without this machine.
     """
     settings = session.settings()
+    here = this_machine()
     with opened(session) as store:
-        newest = latest_snapshot(store)
+        known = [one for one in list_snapshots(store) if one.owner.machine.is_same(here)]
+        newest = next(iter(newest_first(preferred(complete_ones(known), session.scopes))), None)
         warn_damaged(session, store)
         drill = last_drill(store)
     config_path = os.path.abspath(settings.path)
@@ -38,7 +42,7 @@ def command(session: Session) -> None:
         reach = Reach(session.store_path())
         program = ["ciuic", "--store", reach.address]
     facts = Facts(
-        host=os.uname().nodename,
+        machine=here,
         version=ciuic.__version__,
         config_path=config_path,
         program=program,

@@ -2,25 +2,26 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
-from ciuic.catalog import HOW_TO_TAKE, LATEST, passed_over
-from ciuic.catalog import find_snapshot as find_named
+from ciuic.catalog import HOW_TO_TAKE, LATEST, list_snapshots, passed_over
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.copies import print_bucket_advice, print_holders
 from ciuic.cli.error_output import advise, hinted
-from ciuic.cli.opening import of_configuration, opened
-from ciuic.cli.options import json_option
+from ciuic.cli.opening import find_on, note_machine, of_configuration, opened
+from ciuic.cli.options import host_option, json_option
 from ciuic.cli.progress import Reporter, progress
-from ciuic.cli.render import print_json, printable
+from ciuic.cli.render import brief, print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.errors import DAMAGE, UsageError
+from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock
+from ciuic.system.machine import names_of
 from ciuic.units import counted, format_bytes, format_duration
 from ciuic.verify.report import VerifyReport, VerifySnapshot
 from ciuic.verify.verify import verify_all, verify_snapshots
@@ -30,6 +31,7 @@ __all__ = ["command"]
 
 @click.command("verify")
 @click.argument("ids", nargs=-1, type=SNAPSHOT, metavar="[ID]...")
+@host_option
 @click.option("--all", "every", is_flag=True, help="Verify every snapshot of the store.")
 @click.option("--checksum", is_flag=True, help="Read, decode and hash every chunk as well.")
 @click.option("--hot", is_flag=True, help="Read the reflink copies instead, and compare them.")
@@ -39,6 +41,7 @@ def command(
     session: Session,
     *,
     ids: tuple[str, ...],
+    host: str | None,
     every: bool,
     checksum: bool,
     hot: bool,
@@ -54,6 +57,8 @@ def command(
     """
     if ids and every:
         raise UsageError("--all cannot be combined with IDs", hint="Use either --all or IDs.")
+    if every and host is not None:
+        raise UsageError("--all cannot be combined with --host", hint="Use either one.")
     if hot and checksum:
         raise UsageError(
             "--hot cannot be combined with --checksum", hint="Run 'ciuic verify' once with each."
@@ -62,15 +67,21 @@ def command(
         # Imported here: most verifications read no reflink copies.
         from ciuic.cli.reflink_checks import verify_hot
 
-        is_ok = verify_hot(session, ids, every=every, as_json=as_json)
+        is_ok = verify_hot(session, ids, host, every=every, as_json=as_json)
     else:
-        is_ok = _verify(session, ids, every=every, checksum=checksum, as_json=as_json)
+        is_ok = _verify(session, ids, host, every=every, checksum=checksum, as_json=as_json)
     if not is_ok:
         sys.exit(DAMAGE)
 
 
 def _verify(
-    session: Session, ids: tuple[str, ...], *, every: bool, checksum: bool, as_json: bool
+    session: Session,
+    ids: tuple[str, ...],
+    host: str | None,
+    *,
+    every: bool,
+    checksum: bool,
+    as_json: bool,
 ) -> bool:
     """Verify what the store holds, print the report, and return whether all is sound."""
     with opened(session) as store, progress("verify") as shown:
@@ -79,16 +90,19 @@ def _verify(
                 store, checksum=checksum, clock=SystemClock(), progress=shown.amount
             )
         else:
-            listed = None if ids else of_configuration(session, store, LATEST)
-            report = _verify_named(store, ids or (LATEST,), shown, checksum=checksum, listed=listed)
+            listed = None if ids else of_configuration(session, store, LATEST, host)
+            report = _verify_named(
+                store, ids or (LATEST,), host, shown, checksum=checksum, listed=listed
+            )
         if not report.ok:
             from ciuic.verify.alternatives import with_alternatives
 
             report = with_alternatives(store, report)
+        whose = {} if report.ok else _whose(store)
     if as_json:
         print_json(report.as_json())
     else:
-        _print_damage(report)
+        _print_damage(report, whose)
         if not ids and not every:
             click.echo("only the newest; --all verifies every snapshot", err=True)
         in_bucket = store.bucket is not None
@@ -102,12 +116,15 @@ def _verify(
 def _verify_named(
     store: Store,
     ids: tuple[str, ...],
+    host: str | None,
     shown: Reporter,
     *,
     checksum: bool,
     listed: Sequence[SnapshotSummary] | None,
 ) -> VerifyReport:
-    found = [(text, find_named(store, text, tagged=True, listed=listed)) for text in ids]
+    found = [(text, find_on(store, text, host, listed=listed)) for text in ids]
+    for text, summary in found if host is None else ():
+        note_machine(store, text, summary, listed=listed)
     unreadable = {
         snapshot_id: what
         for text, summary in found
@@ -123,9 +140,23 @@ def _verify_named(
     )
 
 
-def _print_damage(report: VerifyReport) -> None:
+def _whose(store: Store) -> dict[SnapshotId, str]:
+    """Map each snapshot to its machine, or the library on it; empty if all are of one.
+
+    For a damaged snapshot, only others of the same owner count as valid.
+    """
+    snapshots = list_snapshots(store)
+    owners = {one.owner for one in snapshots}
+    names = names_of(owner.machine for owner in owners)
+    return {
+        one.id: ("the library on " if one.owner.is_library else "") + names[one.owner.machine]
+        for one in (snapshots if len(owners) > 1 else ())
+    }
+
+
+def _print_damage(report: VerifyReport, whose: Mapping[SnapshotId, str]) -> None:
     for snapshot in report.snapshots:
-        click.echo(f"{snapshot.id}: {_state(snapshot)}")
+        click.echo(f"{snapshot.id}: {_state(snapshot, whose.get(snapshot.id, ''))}")
         for bad in snapshot.damaged:
             older = snapshot.intact_in.get(bad.path)
             instead = f"; intact in {older}" if older not in {None, snapshot.id} else ""
@@ -174,11 +205,11 @@ def _has_lost_content(report: VerifyReport) -> bool:
     )
 
 
-def _state(snapshot: VerifySnapshot) -> str:
+def _state(snapshot: VerifySnapshot, owner: str) -> str:
     if snapshot.ok:
         return "ok"
     if snapshot.nearest_valid is None:
-        return "DAMAGED; no snapshot is valid"
+        return f"DAMAGED; no snapshot {f'of {printable(brief(owner))} ' if owner else ''}is valid"
     if snapshot.nearest_valid == snapshot.id:
         return "DAMAGED, but can still be restored in full, from parity or other copies"
     return f"DAMAGED; the nearest valid snapshot is {snapshot.nearest_valid}"

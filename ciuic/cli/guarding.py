@@ -14,7 +14,7 @@ from typing import Final
 from ciuic.cli.alerting import Alerts
 from ciuic.cli.error_output import hinted
 from ciuic.cli.options import absolute
-from ciuic.cli.render import printable
+from ciuic.cli.render import brief, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.errors import CiuicError, UsageError
@@ -27,6 +27,7 @@ from ciuic.ids import SnapshotId
 from ciuic.model import SUSPECT_TAG, complete_ones, path_text
 from ciuic.source.trainings import JOB_VARIABLE
 from ciuic.system.clock import Clock
+from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_duration
 
 __all__ = [
@@ -193,6 +194,7 @@ class JobEvents:
         """Pin the newest snapshot that was taken before every fault, not only the last."""
         # Imported when a rule has fired: the store takes as much memory as the rest.
         from ciuic.catalog import list_snapshots
+        from ciuic.catalog.whose import of_this_machine
         from ciuic.cli.opening import opened
         from ciuic.maintain.label import set_pinned
 
@@ -206,23 +208,34 @@ class JobEvents:
             if not before:
                 say("no snapshot was taken before the fault")
                 return
-            newest = max(before, key=lambda one: one.taken_ns)
+            try:
+                own = of_this_machine(before).snapshots
+            except UsageError as error:
+                say(f"no snapshot before the fault is pinned: {error.message.partition(':')[0]}")
+                return
+            newest = max(own, key=lambda one: one.taken_ns)
             if newest.id == self._pinned:
                 return
             if not newest.pinned:
                 set_pinned(store, newest.id, pinned=True)
             self._pinned = newest.id
         what = "was pinned already" if newest.pinned else "is now pinned"
-        say(f"snapshot {newest.id} was taken before the fault, and {what}")
+        is_here = newest.owner.machine.is_same(this_machine())
+        on = "" if is_here else f" on {printable(brief(newest.host))}"
+        say(f"snapshot {newest.id} was taken before the fault{on}, and {what}")
 
     def _tag_since(self, wait_s: float) -> None:
         from ciuic.catalog import list_snapshots
         from ciuic.cli.opening import opened
         from ciuic.maintain.label import change_tags
 
+        here = this_machine()
         with opened(self._session, write=True, adds=False, wait_s=wait_s) as store:
             for snapshot in list_snapshots(store):
-                if snapshot.taken_ns > self._fired_ns and SUSPECT_TAG not in snapshot.tags:
+                # Those of other machines have nothing of this job.
+                is_since = snapshot.taken_ns > self._fired_ns
+                is_since = is_since and snapshot.owner.machine.is_same(here)
+                if is_since and SUSPECT_TAG not in snapshot.tags:
                     change_tags(store, snapshot.id, add=(SUSPECT_TAG,))
 
 

@@ -10,22 +10,25 @@ import click
 
 from ciuic import catalog
 from ciuic.cli.error_output import advise
-from ciuic.cli.render import printable
+from ciuic.cli.render import brief, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import terminal_columns
-from ciuic.errors import UnreachableError, UsageError
-from ciuic.ids import SnapshotId
+from ciuic.errors import SnapshotNotFoundError, UnreachableError, UsageError
+from ciuic.ids import SnapshotId, matching_ids
 from ciuic.model import SnapshotSummary, complete_ones, preferred
 from ciuic.store.directory.leftovers import IS_DIRECTORY
 from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store, open_store
+from ciuic.system.machine import this_machine
 
 __all__ = [
     "CLOSER",
     "NEWER",
     "chosen_snapshots",
+    "find_on",
     "find_snapshot",
     "list_and_warn",
+    "note_machine",
     "of_configuration",
     "opened",
     "shown_ids",
@@ -163,15 +166,25 @@ def shown_ids(store: Store) -> dict[SnapshotId, str]:
     return {} if terminal_columns() is None else store.short_ids()
 
 
-def of_configuration(session: Session, store: Store, text: str) -> Sequence[SnapshotSummary] | None:
+def of_configuration(
+    session: Session, store: Store, text: str, host: str | None
+) -> Sequence[SnapshotSummary] | None:
     """Return the snapshots from which ``latest`` is chosen for a check; None: from all.
 
-    They are those of the configured directories, if there are any. A check of a snapshot that was
-    taken of another directory would tell nothing about them.
+    They are those of the configured directories, if there are any, and of the host if one is given.
+    A check of a snapshot that was taken of another directory would tell nothing about them.
     """
     if text not in {catalog.LATEST, catalog.LATEST_VALID}:
         return None
-    return preferred(complete_ones(catalog.list_snapshots(store)), session.scopes)
+    known = complete_ones(catalog.list_snapshots(store))
+    return preferred(known if host is None else _of_host(known, host), session.scopes)
+
+
+def _of_host(snapshots: Sequence[SnapshotSummary], host: str) -> list[SnapshotSummary]:
+    # Imported here because 'ciuic list' must be quick, and does not choose a machine.
+    from ciuic.catalog.whose import of_host
+
+    return of_host(snapshots, host)
 
 
 def find_snapshot(
@@ -181,16 +194,62 @@ def find_snapshot(
     *,
     holding: Sequence[bytes] = (),
     listed: Sequence[SnapshotSummary] | None = None,
+    host: str | None = None,
 ) -> SnapshotSummary:
     """Return the snapshot that ``text`` means: an ID, a prefix, ``latest``, a time or a tag.
 
     With ``holding``, ``latest`` means the newest snapshot whose roots hold these paths; with
-    ``listed``, the newest of these. Names on stderr the snapshots that ``text`` may mean instead,
-    and that cannot be read.
+    ``listed``, the newest of these; with ``host``, the newest of this machine. Names on stderr the
+    snapshots that ``text`` may mean instead, and that cannot be read, and says if the snapshot is
+    of another machine.
     """
-    found = catalog.find_snapshot(store, text, holding=holding, tagged=True, listed=listed)
+    found = find_on(store, text, host, holding=holding, listed=listed)
     for snapshot_id, what in catalog.passed_over(store, text, found).items():
         session.damaged[snapshot_id] = what
         reason = NEWER if text == catalog.LATEST else CLOSER
         advise(f"ciuic: {snapshot_id} {reason}: {printable(what)}")
+    if host is None:
+        note_machine(store, text, found, holding=holding, listed=listed)
     return found
+
+
+def find_on(
+    store: Store,
+    text: str,
+    host: str | None,
+    *,
+    holding: Sequence[bytes] = (),
+    listed: Sequence[SnapshotSummary] | None = None,
+) -> SnapshotSummary:
+    """Return the snapshot that ``text`` means, among those of a host or else of all machines.
+
+    Raises:
+        SnapshotNotFoundError: The host has none, or ``text`` is the ID of one of another machine.
+        UsageError: Several machines have the name ``host``.
+    """
+    if host is not None:
+        known = catalog.list_snapshots(store) if listed is None else listed
+        listed = _of_host(known, host)
+    found = catalog.find_snapshot(store, text, holding=holding, tagged=True, listed=listed)
+    if host is not None and not found.owner.machine.is_called(host):
+        raise SnapshotNotFoundError(f"{found.id} was taken on {brief(found.host)}, not on {host}")
+    return found
+
+
+def note_machine(
+    store: Store,
+    text: str,
+    found: SnapshotSummary,
+    *,
+    holding: Sequence[bytes] = (),
+    listed: Sequence[SnapshotSummary] | None = None,
+) -> None:
+    """Say on stderr that ``latest``, a time or a tag means a snapshot of another machine."""
+    if found.owner.machine.is_same(this_machine()) or matching_ids(text, [found.id]):
+        return
+    from ciuic.catalog.whose import elsewhere
+
+    known = catalog.list_snapshots(store) if listed is None else listed
+    other = elsewhere(text, found, known, holding)
+    if other is not None:
+        click.echo(f"ciuic: {printable(other.remark)}", err=True)

@@ -18,10 +18,12 @@ from ciuic.verify.reflink_copies import ReflinkReport, verify_reflink_copies
 __all__ = ["verify_hot"]
 
 
-def verify_hot(session: Session, ids: tuple[str, ...], *, every: bool, as_json: bool) -> bool:
+def verify_hot(
+    session: Session, ids: tuple[str, ...], host: str | None, *, every: bool, as_json: bool
+) -> bool:
     """Verify the reflink copies, print the report, and return whether all are sound."""
     with opened(session) as store:
-        chosen = _chosen(session, store, ids, every=every)
+        chosen = _chosen(session, store, ids, host, every=every)
         report = verify_reflink_copies(store, chosen, clock=SystemClock())
     if as_json:
         print_json({**report.as_json(), "damaged_snapshots": session.damaged_snapshots})
@@ -31,17 +33,17 @@ def verify_hot(session: Session, ids: tuple[str, ...], *, every: bool, as_json: 
 
 
 def _chosen(
-    session: Session, store: Store, ids: tuple[str, ...], *, every: bool
+    session: Session, store: Store, ids: tuple[str, ...], host: str | None, *, every: bool
 ) -> list[SnapshotSummary]:
     """Return the snapshots to verify, each once."""
     if every:
         chosen = list_snapshots(store)
         warn_damaged(session, store)
         return chosen
-    found = [find_snapshot(session, store, text) for text in ids]
+    found = [find_snapshot(session, store, text, host=host) for text in ids]
     if not ids:
-        listed = of_configuration(session, store, LATEST)
-        found = [find_snapshot(session, store, LATEST, listed=listed)]
+        listed = of_configuration(session, store, LATEST, host)
+        found = [find_snapshot(session, store, LATEST, listed=listed, host=host)]
     return list({summary.id: summary for summary in found}.values())
 
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
+from ciuic.catalog import list_snapshots
 from ciuic.drill.choose import choose, sizes_bytes
 from ciuic.drill.compare import difference
 from ciuic.drill.loading import load_checkpoint
@@ -33,11 +34,12 @@ from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.system.free_space import free_space
+from ciuic.system.machine import this_machine
 from ciuic.units import format_bytes
 from ciuic.view.listing import readable_roots, walk
 from ciuic.view.located import Located
 
-__all__ = ["DrillRequest", "drill", "last_drill", "record_drill"]
+__all__ = ["DrillRequest", "drill", "last_drill", "practiced_ns", "record_drill"]
 
 _NAME_BYTES_MAX: Final = 200
 _SHARE_OF_SPACE: Final = 0.5
@@ -155,6 +157,21 @@ def last_drill(store: Store) -> DrillRecord | None:
         if index is not None:
             return index.last_drill()
     return None
+
+
+def practiced_ns(store: Store) -> int | None:
+    """Return when a recovery was practiced last, or could have been; None: there is no snapshot.
+
+    Without a drill on record, it is when the oldest snapshot was taken: one of this machine, if it
+    has any, because the others were there before its daemon.
+    """
+    last = last_drill(store)
+    if last is not None:
+        return last.done_ns
+    snapshots = list_snapshots(store)
+    here = this_machine()
+    own = [one for one in snapshots if one.owner.machine.is_same(here)]
+    return min((one.taken_ns for one in own or snapshots), default=None)
 
 
 class _Drill:

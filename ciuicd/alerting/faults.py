@@ -10,7 +10,7 @@ from ciuic.config.opening import configured_control_directory, open_configured
 from ciuic.config.settings import Settings
 from ciuic.control import Document, request_status
 from ciuic.copy.record import standings
-from ciuic.drill.drill import last_drill
+from ciuic.drill.drill import last_drill, practiced_ns
 from ciuic.errors import CiuicError
 from ciuic.maintain.scrub.pack_health import health
 from ciuic.report.growth import SOON_S, full_in_s
@@ -141,8 +141,7 @@ def _of_drills(store: Store, limit_s: float, now_s: float) -> Iterator[Fault]:
         what = f"the last drill failed: {last.outcome} in {last.snapshot}"
         yield Fault("drill", "critical", what)
         return
-    oldest_ns = min((snapshot.taken_ns for snapshot in list_snapshots(store)), default=None)
-    since_ns = last.done_ns if last is not None else oldest_ns
+    since_ns = practiced_ns(store)
     if since_ns is not None and now_s - since_ns / _NS > limit_s:
         age = format_duration(now_s - since_ns / _NS)
         what = f"no drill in {age}, so nothing shows that a restore works; run 'ciuic drill'"

@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ciuic.catalog import latest_snapshot, list_snapshots
+from ciuic.catalog import list_snapshots
+from ciuic.catalog.whose import of_this_machine
 from ciuic.config.opening import open_configured
 from ciuic.config.settings import Settings
-from ciuic.drill.drill import DrillRequest, drill, last_drill, record_drill
+from ciuic.drill.drill import DrillRequest, drill, practiced_ns, record_drill
 from ciuic.drill.report import DrillReport
-from ciuic.model import PathWarning, path_text
+from ciuic.model import PathWarning, complete_ones, newest_first, path_text, preferred
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.units import counted, format_bytes, format_duration, format_files
@@ -79,17 +80,13 @@ class Drills:
 
 
 def is_drill_due(store: Store, interval_s: float, now_ns: int) -> bool:
-    """Return whether the last drill, or the oldest snapshot if there was none, is too old.
+    """Return whether the last drill is too old, or without one, the oldest snapshot.
 
     A moment in the future was recorded before the clock was set back, and counts as too old.
     """
-    snapshots = list_snapshots(store)
-    if not snapshots or not interval_s:
+    since_ns = practiced_ns(store)
+    if since_ns is None or not interval_s:
         return False
-    last = last_drill(store)
-    since_ns = (
-        last.done_ns if last is not None else min(snapshot.taken_ns for snapshot in snapshots)
-    )
     return not 0 <= now_ns - since_ns < interval_s * _NS
 
 
@@ -100,7 +97,7 @@ def practice(
     environ: Mapping[str, str],
     cancelled: Callable[[], bool],
 ) -> DrillReport | None:
-    """Restore a sample of the newest snapshot, compare it, record the result and log it.
+    """Restore a sample of the newest snapshot of this machine, compare it, record and log that.
 
     Returns:
         The report; None if there is no snapshot.
@@ -111,10 +108,13 @@ def practice(
     scratch = environ.get("CACHE_DIRECTORY") or environ.get("TMPDIR") or _SCRATCH
     request = DrillRequest(scratch=os.path.abspath(scratch), seed=clock.now_ns())
     with open_configured(settings) as store:
-        newest = latest_snapshot(store, settings.scopes)
-        if newest is None:
+        known = preferred(complete_ones(list_snapshots(store)), settings.scopes)
+        own, remark = of_this_machine(known)
+        if not own:
             return None
-        manifest = store.manifest(newest.id)
+        if remark:
+            _log.info("drill: %s", remark)
+        manifest = store.manifest(newest_first(own)[0].id)
         report = drill(store, manifest, request, clock=clock, cancelled=cancelled)
     record_drill(
         lambda wait_s: open_configured(settings, write=True, wait_s=wait_s), report, clock.now_ns()

@@ -63,7 +63,6 @@ def test_every_command_of_the_page_works_as_it_is_written(recovered: Machine, tm
     newest = recovered.snapshots()[0].id
     known = {
         "ID": newest,
-        "STORE": str(recovered.store),
         "PATH": str(recovered.source),
         "TIME": "2026-06-15 14:30",
         f"{recovered.source}/FILE": f"{recovered.source}/weights.bin",

@@ -224,3 +224,40 @@ def test_the_first_save_of_a_channel_does_not_wait_for_a_file_system_that_hangs(
             locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
             mine = [lock for lock in locks if lock[1] == "POSIX" and lock[4] == str(os.getpid())]
             assert [lock for lock in mine if lock[5].endswith(f":{inode}")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_newest_state_is_loaded_from_any_machine_with_a_warning_if_this_one_has_another(
+    tmp_path: Path,
+) -> None:
+    """A scheduler may have moved the training, or there are two of them."""
+    store = tmp_path / "store"
+    program = (
+        "import sys, numpy as np; from ciuic import SnapshotManager;"
+        "manager, step = SnapshotManager(sys.argv[1]), int(sys.argv[2]);"
+        "manager.save_snapshot({'w': np.ones(9)}, step=step, wait=True)"
+    )
+
+    def save_elsewhere(step: int) -> None:
+        save = [sys.executable, "-c", program, store, str(step)]
+        renamed = ["unshare", "-u", "sh", "-c", 'hostname gpu2 && exec "$@"', "sh"]
+        subprocess.run([*renamed, *save], check=True, timeout=LIMIT_S)
+
+    def loaded() -> tuple[object, list[str]]:
+        with warnings.catch_warnings(record=True) as caught, SnapshotManager(store) as manager:
+            warnings.simplefilter("always")
+            state = manager.load_latest_snapshot()
+        assert state is not None
+        said = [one for one in caught if "gpu2" in str(one.message)]
+        assert all(one.filename == __file__ for one in said), "it names the caller"
+        return state["step"], [str(one.message) for one in said]
+
+    save_elsewhere(1)
+    assert loaded() == (1, []), "the training has moved here"
+    with SnapshotManager(store) as manager:
+        manager.save_snapshot({"w": np.ones(9)}, step=2, wait=True)
+    assert loaded() == (2, [])
+    save_elsewhere(3)
+    step, (said,) = loaded()
+    assert step == 3
+    assert "was saved on gpu2, and the newest state of this machine is cs-" in said

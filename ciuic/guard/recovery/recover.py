@@ -1,6 +1,7 @@
 """A recovery: find the broken files, show the plan, carry it out. docs/guide.md."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ciuic.errors import CancelledError
 from ciuic.guard.recovery.find import Finder, Window
@@ -12,15 +13,27 @@ from ciuic.source.exclusions import Exclusions
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 
-__all__ = ["recover"]
+__all__ = ["Search", "recover"]
+
+
+class Search(NamedTuple):
+    """A search for broken files.
+
+    Attributes:
+        root: The file or directory to look at.
+        window: Which files to look at.
+        snapshots: Where their versions may come from, the preferred ones first.
+    """
+
+    root: bytes
+    window: Window
+    snapshots: Sequence[SnapshotSummary]
 
 
 def recover(
     store: Store,
-    roots: Sequence[bytes],
-    window: Window,
+    searches: Sequence[Search],
     *,
-    snapshots: Sequence[SnapshotSummary],
     exclude: ExcludeRules,
     clock: Clock,
     is_dry_run: bool = False,
@@ -31,9 +44,7 @@ def recover(
 
     Args:
         store: The open store.
-        roots: Where to look.
-        window: Which files to look at.
-        snapshots: Where versions may come from, newest first.
+        searches: Where to look, and where versions come from.
         exclude: What snapshots leave out.
         clock: For the duration.
         is_dry_run: Find the files and their versions, and change nothing.
@@ -45,14 +56,22 @@ def recover(
         CancelledError: ``cancelled`` turned true.
     """
     began_s = clock.monotonic_s()
-    finder = Finder(window, Exclusions(exclude), store.path, cancelled)
     report = RecoveryReport(is_dry_run=is_dry_run)
-    report.broken = list(finder.find(roots))
-    report.checked, report.left_alone = finder.checked, finder.left_alone
-    choose_versions(store, snapshots, report.broken, cancelled)
+    work: list[tuple[BrokenFile, Sequence[SnapshotSummary]]] = []
+    seen: set[bytes] = set()
+    # The directories of one schedule may be inside those of another: the innermost one counts.
+    for search in sorted(searches, key=lambda one: len(one.root), reverse=True):
+        finder = Finder(search.window, Exclusions(exclude), store.path, cancelled)
+        broken = [found for found in finder.find([search.root]) if found.path not in seen]
+        seen.update([found.path for found in broken])
+        choose_versions(store, search.snapshots, broken, cancelled)
+        work += [(found, search.snapshots) for found in broken]
+        report.checked += finder.checked
+        report.left_alone += finder.left_alone
+    report.broken = [found for found, _ in work]
     for found in report.broken:
         planned(found)
-    for found in () if is_dry_run else report.broken:
+    for found, snapshots in () if is_dry_run else work:
         while True:
             if cancelled():
                 raise CancelledError("the recovery was interrupted")

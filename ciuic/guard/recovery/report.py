@@ -19,12 +19,14 @@ class Version:
         taken_ns: When that snapshot was taken.
         content: The ID of its content.
         size_bytes: Its length.
+        host: The name of the machine that took the snapshot.
     """
 
     snapshot_id: SnapshotId
     taken_ns: int
     content: bytes
     size_bytes: int
+    host: str
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class BrokenFile:
             "path": path_text(self.path),
             "what": self.what,
             "from": None if version is None else version.snapshot_id,
+            "host": None if version is None else version.host,
             "taken": None if version is None else rfc3339(version.taken_ns),
             "size": None if version is None else version.size_bytes,
             "aside": path_text(self.aside) if self.aside else None,

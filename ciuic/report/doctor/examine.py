@@ -29,6 +29,7 @@ from ciuic.report.doctor.store import (
 )
 from ciuic.store.addressed import open_at_address
 from ciuic.system.clock import Clock
+from ciuic.system.machine import this_machine
 
 __all__ = ["examine"]
 
@@ -48,7 +49,9 @@ def _examine(subject: Subject, clock: Clock) -> Iterator[Finding]:
             with open_at_address(subject.store_path, os.environ, subject.options) as store:
                 snapshots = list_snapshots(store)
                 if plan is None and snapshots:
-                    roots = newest_first(snapshots)[0].roots
+                    here = this_machine()
+                    own = [one for one in snapshots if one.owner.machine.is_same(here)]
+                    roots = newest_first(own or snapshots)[0].roots
                 yield from examine_store(store, roots, snapshots, clock.now_ns())
                 yield from examine_snapshots(store, snapshots, plan, clock.now_ns())
                 yield from examine_checks(health(store, is_asked=False), clock.now_ns())
@@ -56,7 +59,7 @@ def _examine(subject: Subject, clock: Clock) -> Iterator[Finding]:
                 if plan is not None:
                     for copy in standings(store, plan.copies, clock.now_ns(), snapshots):
                         yield examine_standing(copy)
-                yield from examine_practice(store, clock.now_ns())
+                yield from examine_practice(store, snapshots, clock.now_ns())
         except CiuicError as error:
             yield Finding(PROBLEM, "store", error.message, error.hint or "")
         except OSError as error:

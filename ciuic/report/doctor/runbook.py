@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ciuic.model import SnapshotSummary
 from ciuic.store.index.places import DrillRecord
 from ciuic.system.clock import local_time_text
+from ciuic.system.machine import Machine
 from ciuic.units import format_bytes, format_duration, format_files
 
 __all__ = ["Facts", "Reach", "runbook"]
@@ -41,7 +42,7 @@ class Facts:
     """What the page is made of.
 
     Attributes:
-        host: The name of this machine.
+        machine: This machine.
         version: The version of ciuic.
         config_path: The configuration.
         program: The command with the options that name the configuration, or else the store.
@@ -52,12 +53,12 @@ class Facts:
         contacts: Who can help; empty: the configuration does not say.
         channels: The names of the alerts.
         copies: The stores that the configuration keeps as copies of this one.
-        newest: The newest snapshot.
+        newest: The newest snapshot of this machine.
         last_drill: The last drill.
         now_ns: The time.
     """
 
-    host: str
+    machine: Machine
     version: str
     config_path: str
     program: Sequence[str]
@@ -80,7 +81,7 @@ def runbook(facts: Facts) -> str:
 
 
 def _head(facts: Facts) -> Iterator[str]:
-    yield f"# Recovery of {facts.host}"
+    yield f"# Recovery of {facts.machine.name}"
     yield ""
     yield f"Written by ciuic {facts.version} on {local_time_text(facts.now_ns)}. Print it, or"
     yield "keep it on another machine: 'ciuic runbook > FILE'. Write it again after a change of the"
@@ -105,7 +106,7 @@ def _protected(facts: Facts) -> Iterator[str]:
     yield from facts.schedules
     newest = facts.newest
     if newest is None:
-        yield "There was no snapshot when this page was written."
+        yield "There was no snapshot of this machine when this page was written."
     else:
         size = f"{format_files(newest.files)}, {format_bytes(newest.logical_bytes)}"
         yield f"Newest snapshot: {newest.id} of {local_time_text(newest.taken_ns)}, {size}."
@@ -176,17 +177,24 @@ def _machine(facts: Facts) -> Iterator[str]:
     yield "## The machine is gone"
     yield ""
     yield "The store is all that is needed: its disk, or a copy of it. On another machine:"
+    yield ""
+    yield from _reaching(facts.store)
+    store = ("ciuic", "--store", facts.store.address)
+    # Its long name: a machine that replaces it may have its name, and snapshots.
+    host = ("--host", facts.machine.long_name)
+    yield f"    {shlex.join([*store, 'list', *host])}"
+    yield f"    {shlex.join([*store, 'verify', 'latest', *host, '--checksum'])}"
+    for root in facts.roots:
+        words = ["restore", "-s", "latest", *host, "-p", root, "-d", "DIR"]
+        yield f"    {shlex.join([*store, *words])}"
+    yield ""
     if facts.copies:
+        yield f"If {facts.store.address} is gone too, name a copy in its place:"
         yield ""
         yield from (f"- copy: {copy.address}" for copy in facts.copies)
-    yield ""
-    for one in (facts.store, *facts.copies):
-        yield from _reaching(one)
-    yield "    ciuic --store STORE list"
-    yield "    ciuic --store STORE verify latest --checksum"
-    for root in facts.roots:
-        yield f"    ciuic --store STORE restore -s latest -p {shlex.quote(root)} -d DIR"
-    yield ""
+        yield ""
+    for copy in facts.copies:
+        yield from _reaching(copy)
     yield "## Afterwards"
     yield ""
     yield f"    {_configured(facts, 'doctor')}"

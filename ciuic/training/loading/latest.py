@@ -1,5 +1,6 @@
 """Load the newest undamaged snapshot, or a given one."""
 
+import warnings
 from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ from ciuic.hints import aimed
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
+from ciuic.system.machine import this_machine
 from ciuic.training.finding import FULL, WEIGHTS, begun_snapshots, run_of
 from ciuic.training.loading.places import FindPlaces
 from ciuic.training.loading.state import LoadedState, load
@@ -99,6 +101,7 @@ def newest_state(
         except (CorruptionError, UnknownFormatError) as error:
             skipped[summary.id] = error.message
             continue
+        _warn_of_another_machine(summary, begun)
         if joins and _OPTIMIZER not in state:
             older = begun[begun.index(summary) :]
             _join(store, state, [one for one in older if one in full], options)
@@ -111,6 +114,23 @@ def newest_state(
         hint="Run 'ciuic verify --all --checksum'."
         " An object that was to be loaded may hold a part of a damaged state.",
     )
+
+
+def _warn_of_another_machine(loaded: SnapshotSummary, begun: Iterable[SnapshotSummary]) -> None:
+    """Warn if another machine saved the state after an older one of this machine.
+
+    A scheduler may have moved the training, so the newest state is the right one. But another
+    training without a name for its run, or with the same name, looks alike.
+    """
+    here = this_machine()
+    own = next((one for one in begun if one.owner.machine.is_same(here)), None)
+    if own is not None and not loaded.owner.machine.is_same(here):
+        warnings.warn(
+            f"ciuic: {loaded.id} was saved on {loaded.host}, and the newest state of this machine"
+            f" is {own.id}. If these are two trainings, name their runs differently: run='NAME'",
+            RuntimeWarning,
+            stacklevel=8,
+        )
 
 
 def _join(
