@@ -85,8 +85,8 @@ def command(
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record
     its size. STATE is whole, in flux, unreadable, left out or damaged, as far as ciuic knows
     without reading content; for a directory it is the worst state in it. SAME AS names the previous
-    snapshot that has the path, if its content is the same there. HOST is shown if the snapshots
-    differ in it. --machine-readable then prints
+    snapshot that has the path, of the same machine if there is one, if its content is the same
+    there. HOST is shown if the snapshots differ in it. --machine-readable then prints
     ID|YYYY-mm-dd HH:MM:SS|SIZE OF THE SNAPSHOT|STATE|SAME AS|SIZE OF P.
     """
     wanted = _Filter(

@@ -35,7 +35,8 @@ class Version(NamedTuple):
         state: ``whole``, ``in flux``, ``unreadable``, ``left out`` or ``damaged``; for a directory
             the worst state in it. No content is read: ``whole`` means no known damage.
         what: A description of the damage.
-        same_as: The previous snapshot that has the path, if the content is the same there.
+        same_as: The previous snapshot that has the path, if the content is the same there: of the
+            same machine, unless that has none.
     """
 
     snapshot: SnapshotSummary
@@ -63,11 +64,19 @@ def versions(store: Store, snapshots: Sequence[SnapshotSummary], path: bytes) ->
             continue  # a prune has removed it meanwhile
         if version is None or (version.state == DAMAGED and was_removed(store, snapshot.id)):
             continue
-        before = next((older for older in reversed(found) if older.entry is not None), None)
+        before = _before(found, snapshot)
         if before is not None and _is_same(store, before.entry, version.entry):
             version = version._replace(same_as=before.snapshot.id)
         found.append(version)
     return found[::-1]
+
+
+def _before(older: Sequence[Version], snapshot: SnapshotSummary) -> Version | None:
+    """Return the version before that of a snapshot: two machines may use one path."""
+    known = [one for one in reversed(older) if one.entry is not None]
+    machine = snapshot.owner.machine
+    own = (one for one in known if one.snapshot.owner.machine.is_same(machine))
+    return next(own, known[0] if known else None)
 
 
 def _version(places: "_Places", judge: "_Judge", snapshot: SnapshotSummary) -> Version | None:

@@ -10,6 +10,7 @@ from ciuic.model import Entry
 from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.damage import flip_content, pack_of
+from tests.kit.machines import HERE, OTHER, THIRD, Shared
 from tests.verbs.test_restore import hostile
 
 OWN = {"uid": 0, "gid": 0, "mtime_ns": 1, "ctime_ns": 1, "ino": 1}
@@ -83,6 +84,23 @@ def test_large_files_that_are_cut_in_other_places_are_the_same(box: Box) -> None
         second: None,
         first: None,
     }
+
+
+def test_two_machines_with_the_same_path_are_compared_each_with_itself(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, file = Shared(box, monkeypatch), box.source / "file"
+    ids = []
+    for _ in range(2):
+        for machine in (HERE, OTHER):
+            file.write_text(machine.name)
+            ids.append(shared.take(on=machine).id)
+    (box.source / "more").write_text("a third machine has taken over from the second")
+    ids.append(shared.take(on=THIRD).id)
+
+    found = listed(box, file)
+
+    assert [found[one]["same_as"] for one in ids] == [None, None, ids[0], ids[1], ids[3]]
 
 
 def test_a_directory_is_the_same_as_long_as_nothing_in_it_changed(box: Box) -> None:
