@@ -50,8 +50,9 @@ def plan_in_bucket(
 ) -> RepairPlan:
     """Read every pack of a bucket, and find out what is damaged and what can be done.
 
-    Changes nothing. Packs that a prune or a repair has condemned are left out. If the store is open
-    for writing, prunes delete no condemned pack from now on: it may have what is damaged elsewhere.
+    Changes nothing. It reads the packs that a prune or a repair has condemned, too: a snapshot that
+    is restored is read from them as long as they are there. If the store is open for writing,
+    prunes delete no condemned pack from now on: it may have what is damaged elsewhere.
 
     Raises:
         StoreError: The bucket cannot be read.
@@ -61,9 +62,9 @@ def plan_in_bucket(
     if store.writable:
         bucket.begin_repair(store.session_id)
     sizes = store.pack_files()
-    for pack_id in bucket.shut_packs():
-        sizes.pop(pack_id, None)
+    shut_packs = bucket.shut_packs()
     damaged: list[BadPack] = []
+    condemned: list[BadPack] = []
     unread: dict[str, str] = {}
     read_bytes = 0
     for pack_id in sorted(sizes):
@@ -74,10 +75,12 @@ def plan_in_bucket(
         if check.unknown:
             unread[f"{layout.PACKS}/{layout.pack_name(pack_id)}"] = check.unknown
         if check.what and check.read_bytes:
-            damaged.append(_diagnosed(store, check))
+            found = condemned if pack_id in shut_packs else damaged
+            found.append(_diagnosed(store, check))
         if progress is not None:
             progress("read packs", read_bytes, sum(sizes.values()))
-    search = LostChunkSearch(store, {key for bad in damaged for key in bad.lost}, cancelled)
+    unreadable = {chunk_id for bad in (*damaged, *condemned) for chunk_id in bad.lost}
+    search = LostChunkSearch(store, unreadable, cancelled)
     remaining = search.run(progress)
     return RepairPlan(
         packs=tuple(damaged),
@@ -94,6 +97,7 @@ def plan_in_bucket(
         unread=unread,
         read_bytes=read_bytes,
         pack_count=len(sizes),
+        condemned=tuple(condemned),
     )
 
 
@@ -124,8 +128,13 @@ def apply_in_bucket(
         _copy_sound_frames(output, pack_id, data)
         bucket.place.put(f"{layout.QUARANTINE}/{layout.pack_name(pack_id)}", data)
     output.finish([])
+    if plan.lost:
+        # As a scrub does: this machine's snapshots store them again, and its lists show the damage.
+        store.index.drop_chunks(sorted(plan.lost))
+        store.index.commit()
     if replaced:
         _condemn(store, replaced)
+    bucket.end_writing()
     return tuple(map(layout.pack_name, replaced))
 
 
@@ -228,4 +237,3 @@ def _condemn(store: Store, packs: list[PackId]) -> None:
             "a prune has revoked this repair, because it seemed to be dead",
             hint="Run it again.",
         )
-    bucket.end_writing()
