@@ -271,7 +271,8 @@ def _print_documents(plan: RepairPlan, would: str) -> None:
     for bad in plan.manifests:
         _print_manifest(bad, would)
     for mark in plan.marks.damaged:
-        remedy = "put back from its copy" if mark.has_copy else "replaced by a pin"
+        known = "a pin with the last tags and the last note that are known"
+        remedy = "put back from its copy" if mark.has_copy else f"replaced by {known}"
         click.echo(f"{printable(mark.what)}: {would}{remedy}")
     for what in plan.retired.values():
         click.echo(f"{printable(what)}: {would}set aside")

@@ -30,6 +30,7 @@ __all__ = [
     "opened",
     "shown_ids",
     "warn_damaged",
+    "warn_of_mark",
 ]
 
 _ID: Final = r"cs-[0-9a-f]+"
@@ -159,6 +160,12 @@ def of_configuration(session: Session, store: Store, text: str) -> Sequence[Snap
     if text not in {catalog.LATEST, catalog.LATEST_VALID}:
         return None
     return preferred(complete_ones(catalog.list_snapshots(store)), session.scopes)
+
+
+def warn_of_mark(summary: SnapshotSummary) -> None:
+    """Say on stderr if the newest mark of a snapshot cannot be read, and what counts instead."""
+    if summary.mark_problem:
+        advise(f"ciuic: {summary.id} counts as pinned: {printable(summary.mark_problem)}")
 
 
 def find_snapshot(

@@ -15,10 +15,17 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ciuic.errors import CancelledError, CorruptionError, MissingError, OfflineError, StoreError
+from ciuic.errors import (
+    CancelledError,
+    CorruptionError,
+    MissingError,
+    OfflineError,
+    SnapshotNotFoundError,
+    StoreError,
+)
 from ciuic.ids import ChunkId, PackId, SnapshotId
-from ciuic.maintain.bad_marks import MarkSurvey
-from ciuic.maintain.objects import bucket_of, damaged_documents, inspect_object, pack_object
+from ciuic.maintain.bad_marks import repair_mark, survey_marks
+from ciuic.maintain.objects import bucket_of, damaged_manifests, inspect_object, pack_object
 from ciuic.maintain.repair.lost_chunks import LostChunkSearch
 from ciuic.maintain.repair.manifests import sound_manifest
 from ciuic.maintain.repair.report import OTHER_PACK, BadManifest, BadPack, RepairPlan, SavedChunk
@@ -82,12 +89,15 @@ def plan_in_bucket(
     unreadable = {chunk_id for bad in (*damaged, *condemned) for chunk_id in bad.lost}
     search = LostChunkSearch(store, unreadable, cancelled)
     remaining = search.run(progress)
+    marks = survey_marks(store)
+    for key, what in marks.unread.items():
+        unread[f"{layout.MARKS}/{layout.mark_name(*key)}"] = what
     return RepairPlan(
         packs=tuple(damaged),
         origins=search.origins,
         lost=frozenset(search.lost),
-        manifests=tuple([_bad_document(store, bad) for bad in damaged_documents(store)]),
-        marks=MarkSurvey([], [], {}, {}),
+        manifests=tuple([_bad_manifest(store, bad) for bad in damaged_manifests(store)]),
+        marks=marks,
         retired=store.trash.retired.damage()[0],
         bare=(),
         uncopied=(),
@@ -116,6 +126,9 @@ def apply_in_bucket(
         CancelledError: ``cancelled`` turned true.
     """
     bucket = bucket_of(store)
+    for mark in plan.marks.damaged:
+        with contextlib.suppress(SnapshotNotFoundError, CorruptionError):
+            repair_mark(store, mark)
     for name in plan.retired:
         _set_retired_aside(store, name)
     replaced = [bad.pack_id for bad in plan.packs if not bad.stays]
@@ -151,12 +164,11 @@ def _diagnosed(store: Store, check: PackCheck) -> BadPack:
     return BadPack(check.pack_id, check.what, False, saved, lost, stays=bool(check.unknown))
 
 
-def _bad_document(store: Store, bad: PathWarning) -> BadManifest:
-    """Report a damaged or lost manifest, or a damaged mark, which has no copy."""
+def _bad_manifest(store: Store, bad: PathWarning) -> BadManifest:
+    """Report a damaged or lost manifest."""
     path = os.fsdecode(bad.path)
-    folder, _, name = path.rpartition("/")
-    snapshot_id = SnapshotId(name.removesuffix(".json"))
-    has_copy = folder == layout.SNAPSHOTS and sound_manifest(store, snapshot_id) is not None
+    snapshot_id = SnapshotId(path.rpartition("/")[2].removesuffix(".json"))
+    has_copy = sound_manifest(store, snapshot_id) is not None
     return BadManifest(snapshot_id, f"{path}: {bad.what}", has_copy, is_gone=True, hint=_HINT)
 
 
