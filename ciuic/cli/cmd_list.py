@@ -24,7 +24,9 @@ from ciuic.errors import (
     UsageError,
 )
 from ciuic.ids import SnapshotId
+from ciuic.maintain.scrub.pack_health import damaged_documents
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
+from ciuic.store.records import layout
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.system.machine import names_of
@@ -145,14 +147,25 @@ def _damaged(
 ) -> Mapping[SnapshotId, bool | None]:
     """Return whether snapshots need a chunk that is known to be lost, as a scrub found.
 
+    So does a snapshot whose manifest a scrub found damaged, though a copy of it can be listed.
+
     Trees are read only if there is such a chunk, so that a list of a sound store stays fast, and
     for a short time, so that one of a damaged store stays usable: snapshots that were not looked at
     get None, and a message says so. In a bucket, where reading them takes many requests, nothing is
     looked for, and the answer is empty.
     """
+    documents = {one.path for one in damaged_documents(store)}
+    manifests: dict[SnapshotId, bool | None] = {
+        summary.id: True
+        for summary in snapshots
+        if f"{layout.SNAPSHOTS}/{layout.manifest_name(summary.id)}" in documents
+    }
     lost = known_lost(store)
+    if lost and store.bucket is not None:
+        count = counted(len(lost), "chunk")
+        advise(f"ciuic: a scrub found {count} lost: 'ciuic verify --all' names the snapshots")
     if not lost or store.bucket is not None:
-        return {}
+        return manifests
     # Imported here because few stores are damaged.
     from ciuic.view.damage import DamageSurvey
 
@@ -177,7 +190,7 @@ def _damaged(
         count = counted(list(states.values()).count(None), "snapshot")
         what = f"{count} not checked for lost content: {printable(error.message)}."
         advise(f"ciuic: {what} 'ciuic verify --all' checks all")
-    return states
+    return states | manifests
 
 
 class _Form(NamedTuple):

@@ -73,7 +73,7 @@ def command(session: Session, *, as_json: bool) -> None:
     lines += check_lines(checks)
     lines += [("copy", printable(f"{copy.name} {copy.sentence()}")) for copy in copies]
     if daemon is not None:
-        lines += daemon_lines(daemon)
+        lines += daemon_lines(daemon, is_damaged=checks.is_damaged)
     elif is_url(path):  # the socket is in the cache directory of the daemon's user
         lines.append(("daemon", "none of this user on this store; those of others are not seen"))
     else:

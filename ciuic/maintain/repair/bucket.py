@@ -26,6 +26,7 @@ from ciuic.errors import (
 from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.maintain.bad_marks import repair_mark, survey_marks
 from ciuic.maintain.objects import bucket_of, damaged_manifests, inspect_object, pack_object
+from ciuic.maintain.repair.known_damage import forget_repaired
 from ciuic.maintain.repair.lost_chunks import LostChunkSearch
 from ciuic.maintain.repair.manifests import sound_manifest
 from ciuic.maintain.repair.report import OTHER_PACK, BadManifest, BadPack, RepairPlan, SavedChunk
@@ -144,7 +145,7 @@ def apply_in_bucket(
     if plan.lost:
         # As a scrub does: this machine's snapshots store them again, and its lists show the damage.
         store.index.drop_chunks(sorted(plan.lost))
-        store.index.commit()
+    forget_repaired(store, plan)
     if replaced:
         _condemn(store, replaced)
     bucket.end_writing()
