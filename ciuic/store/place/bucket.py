@@ -83,7 +83,7 @@ class StoreInBucket:
         self.place = self._place = place
         self.condemned = Condemned(place, path)
         self._own = OwnSnapshots(path)
-        self._leases = HeldLeases(place)
+        self._leases = HeldLeases(place, path)
         self._replaced: dict[SnapshotId, Version] = {}
         self._met: set[SnapshotId] = set()
         self.unread: bytes | None = None
