@@ -83,8 +83,8 @@ def command(
     NEW is the number of bytes that the store did not have before. STORED is the number of bytes
     added to the store. TROUBLE is the number of paths with a warning. FLUX is the number of files
     that a program was writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ
-    in them. STATE is shown if a scrub has found that content of a listed snapshot is lost, and says
-    which snapshots are damaged by that; not in a bucket. It shows "?" for those that could not be
+    in them. STATE is shown if a scrub has found damage to listed snapshots, and says which these
+    are; in a bucket, only those whose manifest is damaged. It shows "?" for those that could not be
     checked within two seconds. A narrow terminal gets fewer columns; a pipe and --json get all.
 
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def older(box: Box) -> Box:
-    """Two snapshots, of which only the older one needs the file ``old``; no file is live."""
+    """Two snapshots; only the older one needs the file ``old``. No file is live."""
     (box.source / "old").write_bytes(b"only the older one has this" * 1000)
     box.take()
     (box.source / "old").unlink()
