@@ -163,7 +163,8 @@ def _repair_bucket(
         names = listed(left[:_LEASES_SHOWN], len(left))
         advise(
             f"{counted(len(left), 'session')} of other writers may rely on the damaged packs:"
-            f" {printable(names)}; 'ciuic prune' removes these packs later"
+            f" {printable(names)}; 'ciuic prune' removes these packs when they have ended, and"
+            " with --revoke-after TIME also if they seem to be dead"
         )
     sys.exit(0 if report.ok else DAMAGE)
 

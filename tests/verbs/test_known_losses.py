@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from ciuic.cli.daemon_lines import daemon_lines
 from ciuic.maintain.prune.bucket.prune import finish_condemned
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.scrub.bucket import Bucket
@@ -101,6 +102,12 @@ def test_a_cut_manifest_is_known_until_a_repair(older: Box) -> None:
     assert repair.code == 0, repair
     assert path.read_bytes() == data
     assert_forgotten(older)
+
+
+def test_an_earlier_scrub_of_the_daemon_does_not_say_that_all_is_well() -> None:
+    daemon = {"upkeep": {"scrub": {"ok": True, "time": "2026-06-15T14:30:00Z"}}}
+    assert "no damage" in dict(daemon_lines(daemon))["scrub"]
+    assert "there is damage" in dict(daemon_lines(daemon, is_damaged=True))["scrub"]
 
 
 @pytest.fixture
