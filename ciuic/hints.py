@@ -1,10 +1,13 @@
 """Commands inside messages: a user pastes them, so they must reach the place they are about."""
 
+import contextlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-__all__ = ["aimed", "pip_install"]
+from ciuic.errors import CiuicError
+
+__all__ = ["aim", "aimed", "aiming", "pip_install"]
 
 _COMMAND = "'ciuic "
 
@@ -26,6 +29,29 @@ def aimed(text: str, options: Sequence[str]) -> str:
     return first + "".join(
         _COMMAND + (part if part.startswith("-") else f"{words} {part}") for part in rest
     )
+
+
+def aim(error: CiuicError, options: Sequence[str]) -> None:
+    """Do the same for what an error says, also where Python prints it."""
+    hint = error.hint
+    error.message, error.hint = aimed(error.message, options), aimed(hint, options)
+    error.args = (error.message,)
+    notes = getattr(error, "__notes__", [])
+    notes[:] = [error.hint if note == hint else note for note in notes]
+
+
+@contextlib.contextmanager
+def aiming(store: str) -> Iterator[None]:
+    """Aim the errors of a block at a store: the block is of a program that was given its address.
+
+    Args:
+        store: The store's directory, or the URL of its bucket.
+    """
+    try:
+        yield
+    except CiuicError as error:
+        aim(error, ["--store", store])
+        raise
 
 
 def pip_install(*arguments: str) -> str:

@@ -39,6 +39,7 @@ __all__ = [
     "bash_quoted",
     "complete_ones",
     "covers",
+    "holds_one",
     "newest_first",
     "path_text",
     "preferred",
@@ -372,8 +373,12 @@ def preferred(
 
     A snapshot that a user took of another directory must not count as the newest one.
     """
-    found = [one for one in snapshots if any(covers(one.roots, scope) for scope in scopes)]
-    return found or snapshots
+    return [one for one in snapshots if holds_one(one.roots, scopes)] or snapshots
+
+
+def holds_one(roots: Collection[bytes], scopes: Iterable[Iterable[bytes]]) -> bool:
+    """Return whether a snapshot of ``roots`` contains all directories of one of the scopes."""
+    return any(covers(roots, scope) for scope in scopes)
 
 
 def complete_ones(snapshots: Iterable[SnapshotSummary]) -> list[SnapshotSummary]:

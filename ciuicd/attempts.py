@@ -82,7 +82,7 @@ class Attempt(NamedTuple):
     Attributes:
         job: What is taken.
         scope: What it needs for itself.
-        steps: What is done; each step takes a moment, but into a bucket the snapshot is one step.
+        steps: What is done; each step takes a moment.
     """
 
     job: Job

@@ -15,15 +15,16 @@ moved, with its interpreter, never starts from where it was: after minutes, only
 import contextlib
 import os
 import sys
+import zlib
 from collections.abc import Callable
 from typing import Final, NamedTuple, NoReturn
 
 import ciuic
 import ciuicd
-from ciuic.errors import DONE, FAILED, USAGE
+from ciuic.errors import DONE, FAILED, USAGE, BusyError
 from ciuic.system.clock import Clock
 
-__all__ = ["PAUSED_VARIABLE", "Program", "start_again"]
+__all__ = ["AT_START", "PAUSED_VARIABLE", "Program", "last_line", "replaced", "start_again"]
 
 PAUSED_VARIABLE: Final = "CIUICD_PAUSED"
 """In the environment of a program that goes on with the pause of the one before it."""
@@ -49,7 +50,7 @@ class Program:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._print = _AT_START
+        self._print = AT_START
         self._looked_s = clock.monotonic_s()
         self._was_replaced = False
         self._failed: tuple[int, float] | None = None
@@ -150,16 +151,24 @@ def _try(is_ending: Callable[[], bool]) -> _Trial:
         # Python, too, exits with ``USAGE`` if the program is gone.
         code, stderr = run([*_command()[: len(sys.orig_argv) - arguments], "--version"])
         if code != DONE:
-            return _Trial(FAILED, _last_line(stderr))
+            return _Trial(FAILED, last_line(stderr))
         code, stderr = run([*_command(), _CHECK])
     except TimeoutError:
         return _Trial(FAILED, f"it did not answer for {_TRIAL_S:.0f} seconds")
     except (OSError, subprocess.SubprocessError) as error:
-        return _Trial(FAILED, _last_line(str(error).encode("utf-8", "replace")))
-    return _Trial(code, _last_line(stderr))
+        return _Trial(FAILED, last_line(str(error).encode("utf-8", "replace")))
+    return _Trial(code, last_line(stderr))
 
 
-def _last_line(stderr: bytes) -> str:
+def replaced() -> BusyError:
+    """Return the error of work that is refused because the daemon is to start again."""
+    return BusyError(
+        "the daemon starts again, because ciuic was replaced on disk",
+        hint="Try again in a few seconds.",
+    )
+
+
+def last_line(stderr: bytes) -> str:
     """Return the last line that a program wrote, for a sentence; empty if it wrote JSON."""
     lines = stderr.decode("utf-8", "replace").split("\n")
     line = next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -188,7 +197,7 @@ def _command() -> list[str]:
 
 
 def _fingerprint() -> int:
-    """Return a number for names, sizes and times of change.
+    """Return a number for names, sizes and times of change: the same in every process.
 
     Raises:
         OSError: They cannot be read.
@@ -209,7 +218,7 @@ def _fingerprint() -> int:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             # In the middle of an upgrade, a file may go at any time.
             found.add((directory, 0, 0))
-    return hash(frozenset(found))
+    return zlib.crc32(ascii(sorted(found)).encode())
 
 
 def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
@@ -227,6 +236,8 @@ def _fingerprint_at_start() -> int | None:
         return None
 
 
-_AT_START: Final = _fingerprint_at_start()
-"""As ``__main__`` imports this module first, it is of the files that are then imported. None: they
-could not be read; the first look that can counts."""
+AT_START: Final = _fingerprint_at_start()
+"""The fingerprint when ``__main__`` imported this module, before the other files of the program.
+
+None: they could not be read; the first look that can counts.
+"""

@@ -26,7 +26,6 @@ from ciuic.config.load import load_settings
 from ciuic.config.settings import Settings
 from ciuic.control import Document
 from ciuic.errors import (
-    BusyError,
     CancelledError,
     CiuicError,
     ConfigError,
@@ -38,6 +37,7 @@ from ciuic.store.place.keys import is_url
 from ciuic.system.buffers import give_back_unused
 from ciuic.system.clock import Clock, local_time_text, rfc3339
 from ciuic.system.priority import describe_schedulers, lower_priority
+from ciuic.system.workers.asking import ask
 from ciuicd.attempt import sentence
 from ciuicd.attempts import Attempts
 from ciuicd.hold import StoreHold
@@ -45,7 +45,7 @@ from ciuicd.jobs.inbox import Inbox
 from ciuicd.jobs.job import Job
 from ciuicd.metrics.meter import meter_of
 from ciuicd.notify import Notifier, Watchdog
-from ciuicd.program import Program
+from ciuicd.program import Program, replaced
 from ciuicd.schedules.order import Order
 from ciuicd.schedules.state import error_fields
 from ciuicd.schedules.turns import Turns
@@ -179,10 +179,7 @@ class Service:
         self._watchdog.note_progress()
         if self._program.can_start(lambda: self.is_stopping):
             _log.warning("ciuic was replaced on disk by another version: ciuicd starts again")
-            self._refusal = BusyError(
-                "the daemon starts again, because ciuic was replaced on disk",
-                hint="Try again in a few seconds.",
-            )
+            self._refusal = replaced()
             return True
         if self.is_stopping:  # the trial was given up
             return False
@@ -276,7 +273,8 @@ class Service:
             places = [*settings.all_paths]
             if not is_url(settings.snapshot_dir):
                 places.append(settings.snapshot_dir)
-            _log.info("I/O priority %s: %s", settings.io_priority, describe_schedulers(places))
+            text = f"I/O priority {settings.io_priority}"
+            ask(lambda: _log.info("%s: %s", text, describe_schedulers(places)))
 
     def _introduce(self) -> None:
         with contextlib.suppress(CiuicError):
@@ -361,7 +359,7 @@ class Service:
         return tuple(state.name for state in self._turns)
 
     def reload_soon(self) -> None:
-        """Read the configuration again; after a snapshot into a bucket that is being taken."""
+        """Read the configuration again."""
         self._reload_wanted = True
         self._inbox.wake()
 
@@ -463,9 +461,7 @@ class Service:
 
     def _somebody_waits(self) -> bool:
         """Return whether a request waits that cannot begin beside what is under way."""
-        # A snapshot into a bucket occupies the main thread: no request begins beside it.
-        is_alone = is_url(self.settings.snapshot_dir)
-        return self._inbox.has_waiting if is_alone else self._keeps_waiting
+        return self._keeps_waiting
 
     def _is_cancelled(self, job: Job) -> bool:
         # With --once, a user waits.

@@ -14,30 +14,28 @@ from ciuic.catalog import list_snapshots
 from ciuic.config.opening import open_configured
 from ciuic.config.settings import Settings
 from ciuic.control import Document
-from ciuic.errors import ChildDiedError, CiuicError, UnreachableError
+from ciuic.errors import ChildDiedError, CiuicError
 from ciuic.model import DAEMON, Owner, SnapshotSummary, covers, path_text
-from ciuic.progress import Progress
 from ciuic.snapshot.hooks import (
     HOOK_WARNING,
     Hooks,
     HookState,
     run_after_death,
-    take_with_hooks,
 )
 from ciuic.snapshot.pace.disk_waits import DiskWaits
-from ciuic.snapshot.pace.idling import Idling, patience_s
-from ciuic.snapshot.pace.pacer import Pacer
+from ciuic.snapshot.pace.idling import patience_s
+from ciuic.snapshot.pace.pacer import Waits
 from ciuic.snapshot.pace.pressure import pressure_of_others
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.report import TakeReport
-from ciuic.store.directory.leftovers import IS_DIRECTORY
 from ciuic.store.place.keys import is_url
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_bytes, format_duration, format_files
-from ciuicd.jobs.child import Child, in_child
+from ciuicd.jobs.child import in_child
 from ciuicd.jobs.job import Job
+from ciuicd.jobs.snapshot import HOOK_ENDS_S, HOOKS, SnapshotWork, say_of_hook
 from ciuicd.jobs.steps import Steps
 from ciuicd.notify import Notifier
 from ciuicd.processor_share import ProcessorShare
@@ -49,10 +47,6 @@ __all__ = ["SnapshotTaker", "newest_taken_ns"]
 _log = logging.getLogger(__name__)
 
 _WAIT_SAID_S: Final = 0.1
-_TELL_S: Final = 0.25
-_HOOKS: Final = "hooks"
-_HOOK_ENDS_S: Final = 5.0
-"""What a hook may need beyond its time limit, to be killed."""
 _AFTER_DEATH: Final = b"after a death"
 """Stands for the run of a hook that this process runs itself."""
 
@@ -69,8 +63,7 @@ class SnapshotTaker:
             progress.
         is_ending: Whether the daemon ends, which never waits for long.
         store_id: The store to take snapshots into; one with another ID is refused.
-        apart: Take each snapshot in a child process. One into a bucket is taken in this process:
-            the threads of an object store's client do not survive a fork.
+        apart: Take each snapshot in a child process.
 
     Attributes:
         last_report: Of the snapshot of this daemon that ended last.
@@ -127,33 +120,8 @@ class SnapshotTaker:
         Raises:
             CiuicError: No snapshot was taken.
         """
-        request = _request(settings, job, may_be_full=may_be_full)
+        work = self._work(settings, job, interval_s, wait_s, may_be_full=may_be_full)
         self._notifier.status("taking a snapshot")
-        pacer = self._pacer(settings, job)
-        gives_way = job.origin == DAEMON and settings.io_priority == "idle"
-        longest_s = patience_s(interval_s) if gives_way else 0.0
-
-        hooks = Hooks(settings.before, settings.after, settings.hook_timeout_s)
-
-        def take(
-            cancelled: Callable[[], bool],
-            must_hurry: Callable[[], bool],
-            progress: Progress,
-            note: Callable[[HookState], None] = lambda _state: None,
-        ) -> TakeReport:
-            job.pacer = pacer
-            return take_with_hooks(
-                lambda: self._opened(settings, wait_s, cancelled),
-                request,
-                hooks,
-                clock=self._clock,
-                say=_say_of_hook,
-                cancelled=cancelled,
-                progress=progress,
-                pacer=pacer,
-                note=note,
-                idling=Idling(self._clock, longest_s, must_hurry) if gives_way else None,
-            )
 
         def is_cancelled_here() -> bool:
             note_progress()
@@ -161,12 +129,12 @@ class SnapshotTaker:
 
         with (
             self._watching() as note_progress,
-            self._lowered_share(hooks, longest_s, is_awaited=job.origin != DAEMON),
+            self._lowered_share(work, is_awaited=job.origin != DAEMON),
         ):
-            if self._apart and not is_url(settings.snapshot_dir):
-                report = yield from self._take_apart(take, job, request, hooks, note_progress)
+            if self._apart:
+                report = yield from self._take_apart(work, job, note_progress)
             else:
-                report = take(is_cancelled_here, self._must_hurry, job)
+                report = work.take(job, is_cancelled_here, self._must_hurry, job)
         self.last_report = report
         self.last_error = None
         name = f"{settings.schedule}: " if job.names_schedule else ""
@@ -177,17 +145,33 @@ class SnapshotTaker:
             _log.warning("%s", note.what)
         return report
 
-    def _take_apart(
+    def _work(
         self,
-        take: Callable[..., TakeReport],
+        settings: Settings,
         job: Job,
-        request: TakeRequest,
-        hooks: Hooks,
-        note_progress: Callable[[], None],
+        interval_s: float,
+        wait_s: float,
+        *,
+        may_be_full: bool,
+    ) -> SnapshotWork:
+        gives_way = job.origin == DAEMON and settings.io_priority == "idle"
+        return SnapshotWork(
+            settings,
+            _request(settings, job, may_be_full=may_be_full),
+            Hooks(settings.before, settings.after, settings.hook_timeout_s),
+            self._store_id,
+            wait_s,
+            idles_s=patience_s(interval_s) if gives_way else None,
+            waits=self._waits(settings, job),
+            clock=self._clock,
+        )
+
+    def _take_apart(
+        self, work: SnapshotWork, job: Job, note_progress: Callable[[], None]
     ) -> Steps[TakeReport]:
         """Take a snapshot in a child process; run the hook ``after`` if that is killed."""
         states: list[HookState] = []
-        hook_time = _HookTime(self._notifier, self._is_ending, hooks.timeout_s)
+        hook_time = _HookTime(self._notifier, self._is_ending, work.hooks.timeout_s)
 
         def is_ending() -> bool:
             for state in states:
@@ -198,27 +182,26 @@ class SnapshotTaker:
             hook_time.ask(_AFTER_DEATH)
             note_progress()
 
-        def work(child: Child) -> TakeReport:
-            told = _Told(job, child, self._clock, hooks.timeout_s)
-            return take(child.is_cancelled, child.must_hurry, told, told.note_hooks)
-
         def told(document: Document) -> None:
-            if (state := document.get(_HOOKS)) is not None:
+            if (state := document.get(HOOKS)) is not None:
                 states[:] = [state]
                 job.has_store = True
             else:
                 job.show(document)
 
+        steps: Steps[TakeReport] = in_child(
+            work.take_apart,
+            clock=self._clock,
+            is_cancelled=lambda: self._is_cancelled(job),
+            is_ending=is_ending,
+            must_hurry=self._must_hurry,
+            note_progress=note_progress,
+            told=told,
+            # The threads of an object store's client do not survive a fork.
+            starts=is_url(work.settings.snapshot_dir),
+        )
         try:
-            report = yield from in_child(
-                work,
-                clock=self._clock,
-                is_cancelled=lambda: self._is_cancelled(job),
-                is_ending=is_ending,
-                must_hurry=self._must_hurry,
-                note_progress=note_progress,
-                told=told,
-            )
+            return (yield from steps)
         except ChildDiedError as error:
             # It may have died after the commit.
             more = "'ciuic list' shows whether the snapshot was committed."
@@ -227,20 +210,20 @@ class SnapshotTaker:
             for state in states:
                 run_after_death(
                     state,
-                    request,
-                    hooks,
+                    work.request,
+                    work.hooks,
                     exit_status=error.exit_status,
                     clock=self._clock,
-                    say=_say_of_hook,
+                    say=say_of_hook,
                     waits=waits,
                 )
             raise
-        return report
 
     @contextlib.contextmanager
-    def _lowered_share(self, hooks: Hooks, longest_s: float, *, is_awaited: bool) -> Iterator[None]:
-        """Leave the processors to others for ``longest_s`` of the block, if nothing forbids it."""
-        has_limits = bool(hooks.before or hooks.after)
+    def _lowered_share(self, work: SnapshotWork, *, is_awaited: bool) -> Iterator[None]:
+        """Leave the processors to others while work gives way, if nothing forbids it."""
+        has_limits = bool(work.hooks.before or work.hooks.after)
+        longest_s = work.idles_s or 0.0
         self._awaited_count += is_awaited
         try:
             # Snapshots that are taken at once have the same share.
@@ -249,20 +232,18 @@ class SnapshotTaker:
         finally:
             self._awaited_count -= is_awaited
 
-    def _pacer(self, settings: Settings, job: Job) -> Pacer | None:
-        """Return the pacer of a snapshot of the schedule. One that a user asked for has none."""
+    def _waits(self, settings: Settings, job: Job) -> tuple[Waits, ...]:
+        """Return what slows a snapshot of the schedule down. One that a user asked for has none.
+
+        They are made here: a child process would take the daemon for another program.
+        """
         if job.origin != DAEMON or not settings.pressure_limit:
-            return None
-        waits = [one for one in (pressure_of_others(), DiskWaits(self._clock)) if one.is_known]
+            return ()
+        all_waits = pressure_of_others(), DiskWaits(self._clock)
+        waits = tuple(one for one in all_waits if one.is_known)
         if not waits:
             self._say_unpaced()
-            return None
-        return Pacer(
-            waits,
-            self._clock,
-            limit=settings.pressure_limit,
-            minimum_rate_bytes=settings.minimum_rate_bytes,
-        )
+        return waits
 
     def _say_unpaced(self) -> None:
         if not self._has_said_unpaced:
@@ -291,19 +272,6 @@ class SnapshotTaker:
         if must_hurry:
             self._share.set_back()
         return must_hurry
-
-    @contextlib.contextmanager
-    def _opened(
-        self, settings: Settings, wait_s: float, cancelled: Callable[[], bool]
-    ) -> Iterator[Store]:
-        with open_configured(
-            settings, write=True, only_adds=True, wait_s=wait_s, cancelled=cancelled
-        ) as store:
-            store.refuse_other(self._store_id)
-            for what in store.stuck.values():
-                hint = "" if what.endswith(IS_DIRECTORY) else f". {UnreachableError.default_hint}"
-                _log.warning("%s; it stays%s", what, hint)
-            yield store
 
     @property
     def hook_warnings(self) -> list[str]:
@@ -336,35 +304,7 @@ class _HookTime:
         """Ask for the time of a run, if the daemon ends; an empty name is none."""
         if run not in {b"", self._asked} and self._is_ending():
             self._asked = run
-            self._notifier.extend(self._hook_timeout_s + _HOOK_ENDS_S)
-
-
-class _Told:
-    """Tells the parent the progress of a job, a few times a second; the child's ``Progress``."""
-
-    def __init__(self, job: Job, child: Child, clock: Clock, hook_timeout_s: float) -> None:
-        self._job = job
-        self._child = child
-        self._clock = clock
-        self._hook_timeout_s = hook_timeout_s
-        self._next_s = 0.0
-
-    def note_hooks(self, state: HookState) -> None:
-        """Tell how far the hooks are. One that runs has its time, even if the daemon ends."""
-        self._child.tell({_HOOKS: state})
-        self._child.needs(self._hook_timeout_s + _HOOK_ENDS_S if state.running else 0.0)
-
-    def update(self, files: int, size_bytes: int, path: bytes) -> None:
-        """See ``ciuic.progress.Progress``."""
-        now_s = self._clock.monotonic_s()
-        if now_s >= self._next_s:
-            self._next_s = now_s + _TELL_S
-            self._job.update(files, size_bytes, path)
-            self._child.tell(self._job.progress)
-
-
-def _say_of_hook(line: str) -> None:
-    _log.info("hook %s", line)
+            self._notifier.extend(self._hook_timeout_s + HOOK_ENDS_S)
 
 
 def newest_taken_ns(settings: Settings, clock: Clock, *, by_daemon: bool = False) -> int | None:

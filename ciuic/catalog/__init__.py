@@ -7,6 +7,7 @@ small files.
 find      the snapshot that a text means
 lost      manifests that are damaged or gone, and chunks that are lost
 listing   lists of snapshots, and the rows of the chunk index
+removed   snapshots that were removed while they were read
 """
 
 from ciuic.catalog.find import (
@@ -38,6 +39,7 @@ from ciuic.catalog.lost import (
     lost_snapshots,
     unreadable,
 )
+from ciuic.catalog.removed import naming_removal, refuse_removed, was_removed
 
 __all__ = [
     "HOW_TO_TAKE",
@@ -60,7 +62,10 @@ __all__ = [
     "lost_manifest",
     "lost_snapshots",
     "means_otherwise",
+    "naming_removal",
     "passed_over",
+    "refuse_removed",
     "remember",
     "unreadable",
+    "was_removed",
 ]

@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from ciuic.catalog import naming_removal
 from ciuic.cli.archive import write_archive
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.opening import find_snapshot, opened
@@ -53,10 +54,11 @@ def command(session: Session, *, snapshot_id: str, path: str, as_tar: bool) -> N
     ):
         wanted = absolute(path)
         found = find_snapshot(session, store, snapshot_id, holding=[wanted])
-        located = locate(store, store.manifest(found.id), wanted)
-        if as_tar:
-            sys.exit(write_archive(store, located))
-        _write_file(store, located)
+        with naming_removal(store, found.id):
+            located = locate(store, store.manifest(found.id), wanted)
+            if as_tar:
+                sys.exit(write_archive(store, located))
+            _write_file(store, located)
 
 
 def _write_file(store: Store, located: Located) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -342,8 +343,8 @@ def _print_summary(report: CopyReport, checked: VerifyReport | None) -> None:
         click.echo(
             f"{listed(report.damaged_there[:5], len(report.damaged_there))} in the copy"
             f" {inflected(len(report.damaged_there), 'stays', 'stay')} damaged: this store lacks"
-            f" the lost chunks too; 'ciuic --store {printable(report.copy)} repair' says what"
-            " can be repaired",
+            f" the lost chunks too; 'ciuic --store {printable(shlex.quote(report.copy))} repair'"
+            " says what can be repaired",
             err=True,
         )
     parts.append(f"{format_bytes(report.sent_bytes)} {would}sent")

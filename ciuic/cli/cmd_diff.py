@@ -5,6 +5,7 @@ from typing import Final
 
 import click
 
+from ciuic.catalog import naming_removal, refuse_removed
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.changes import print_changes
 from ciuic.cli.opening import find_snapshot
@@ -60,14 +61,18 @@ def command(
     with opened_with_copies(session) as store:
         old = store.manifest(find_snapshot(session, store, before).id)
         new = store.manifest(find_snapshot(session, store, after).id)
-        if tensors:
-            # Imported here because it loads numpy.
-            from ciuic.cli.tensors import print_tensor_changes
+        compared = (old.summary.id, new.summary.id)
+        with naming_removal(store, *compared):
+            if tensors:
+                # Imported here because it loads numpy.
+                from ciuic.cli.tensors import print_tensor_changes
 
-            is_damaged = print_tensor_changes(store, old, new, quick=quick, as_json=as_json)
-        else:
-            changes = diff(store, old, new)
-            is_damaged = print_changes(store, old, changes, quick=quick, as_json=as_json)
+                is_damaged = print_tensor_changes(store, old, new, quick=quick, as_json=as_json)
+            else:
+                changes = diff(store, old, new)
+                is_damaged = print_changes(store, old, changes, quick=quick, as_json=as_json)
+        if is_damaged:
+            refuse_removed(store, *compared)
     # Last: above a long list, it would be out of sight.
     _name_other_roots(old, new)
     if is_damaged:

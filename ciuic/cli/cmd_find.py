@@ -10,7 +10,7 @@ import click
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.named_damage import NamedDamage
 from ciuic.cli.opening import chosen_snapshots, shown_ids
-from ciuic.cli.options import ShortOptionsCommand, copies_option, given, json_option
+from ciuic.cli.options import ShortOptionsCommand, copies_option, given, host_option, json_option
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.session import Session
@@ -33,10 +33,13 @@ _TIME_WIDTH: Final = len("2026-06-15 14:30:00  ")
 @click.command("find", cls=ShortOptionsCommand)
 @click.argument("pattern", callback=given)
 @click.option("-s", "--snapshot", "snapshot_id", type=SNAPSHOT, help="Search only this snapshot.")
+@host_option
 @copies_option
 @json_option
 @click.pass_obj
-def command(session: Session, *, pattern: str, snapshot_id: str | None, as_json: bool) -> None:
+def command(
+    session: Session, *, pattern: str, snapshot_id: str | None, host: str | None, as_json: bool
+) -> None:
     """Find paths by a glob in all snapshots, newest first.
 
     A PATTERN without '/' is matched against names, any other against full paths, which begin with
@@ -48,11 +51,11 @@ def command(session: Session, *, pattern: str, snapshot_id: str | None, as_json:
     """
     _refuse_open_set(pattern)
     with opened_with_copies(session) as store:
-        chosen = chosen_snapshots(session, store, snapshot_id)
+        chosen = chosen_snapshots(session, store, snapshot_id, host)
         damage = NamedDamage()
         found = damage.after(find_paths(store, chosen, os.fsencode(pattern), damage))
         count = _print_json(found) if as_json else _print(found, shown_ids(store))
-    if not count:
+    if not count and chosen:
         where = chosen[0].id if snapshot_id is not None else counted(len(chosen), "snapshot")
         click.echo(f"no path in {where} matches '{printable(pattern)}'", err=True)
 

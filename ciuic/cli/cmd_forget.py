@@ -10,7 +10,7 @@ import click
 from ciuic.cli.candidates import SNAPSHOT, known_tags, trashed_id
 from ciuic.cli.forget_plan import print_plan
 from ciuic.cli.interrupt import interruptible
-from ciuic.cli.lists import those
+from ciuic.cli.lists import hosts_instead
 from ciuic.cli.opening import opened, shown_ids, warn_damaged
 from ciuic.cli.options import given, json_option, trash_option, wait_option
 from ciuic.cli.pruning import print_prune_report, prune_store
@@ -30,7 +30,6 @@ from ciuic.maintain.prune.report import PruneReport
 from ciuic.retention import Policy, parse_policy
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
-from ciuic.system.machine import names_of
 from ciuic.units import counted
 
 __all__ = ["command"]
@@ -99,7 +98,8 @@ def command(
     A forgotten snapshot is no longer listed. It is in the trash, and can be brought back until
     'ciuic prune' removes its data. ciuic never forgets a pinned snapshot, the newest snapshot, or
     the newest undamaged snapshot. It also keeps the newest undamaged snapshot of each set of
-    directories, unless you name that snapshot and use --last-whole. No policy forgets a snapshot
+    directories, unless you name that snapshot and use --last-whole. It refuses a snapshot that
+    alone shows, after a clock was wrong, which of two others is newer. No policy forgets a snapshot
     that is dated in the future: some clock is or was wrong.
 
     The policy applies to the snapshots that the daemon and 'ciuic snapshot' took on this machine,
@@ -262,9 +262,8 @@ class _Run(NamedTuple):
             if tag not in tags:  # perhaps mistyped
                 click.echo(f"ciuic: no snapshot has the tag '{printable(tag)}'", err=True)
         if self.host is not None and not plan.kept and not plan.forgotten:  # the same
-            hosts = those("hosts", names_of(one.owner.machine for one in plan.others).values())
             what = f"no snapshot was taken on the host '{printable(self.host)}'"
-            click.echo(f"ciuic: {what}{hosts}", err=True)
+            click.echo(f"ciuic: {what}{hosts_instead(self.host, plan.others)}", err=True)
         short = shown_ids(store)
         if not self.dry_run:
             apply_forget(store, plan, now_ns)

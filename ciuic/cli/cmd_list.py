@@ -1,7 +1,8 @@
 """``ciuic list``."""
 
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import click
@@ -11,9 +12,8 @@ from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
 from ciuic.cli.error_output import advise
-from ciuic.cli.lists import those
 from ciuic.cli.opening import list_and_warn, opened, shown_ids
-from ciuic.cli.options import absolute, given, json_option
+from ciuic.cli.options import absolute, given, host_option, json_option
 from ciuic.cli.render import NO_SCHEDULE, print_json_array, printable
 from ciuic.cli.session import Session
 from ciuic.errors import (
@@ -23,13 +23,12 @@ from ciuic.errors import (
     StoreError,
     UsageError,
 )
-from ciuic.ids import SnapshotId
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.maintain.scrub.pack_health import damaged_documents
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
 from ciuic.store.records import layout
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
-from ciuic.system.machine import names_of
 from ciuic.units import counted, format_duration
 
 __all__ = ["command"]
@@ -44,10 +43,7 @@ _LOOK_S: Final = 2.0
     help="Only snapshots that hold this path, and whether it is intact there.",
 )  # fmt: skip
 @click.option("--tag", metavar="T", shell_complete=known_tags, help="Only snapshots with this tag.")
-@click.option(
-    "--host", metavar="H", callback=given,
-    help="Only snapshots of this host: its name, or as HOST shows it.",
-)  # fmt: skip
+@host_option
 @click.option(
     "--origin", metavar="O", type=click.Choice([DAEMON, COMMAND, LIBRARY]),
     help="Only snapshots that the daemon, a command or the library asked for.",
@@ -84,8 +80,9 @@ def command(
     added to the store. TROUBLE is the number of paths with a warning. FLUX is the number of files
     that a program was writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ
     in them. STATE is shown if a scrub has found damage to listed snapshots, and says which these
-    are; in a bucket, only those whose manifest is damaged. It shows "?" for those that could not be
-    checked within two seconds. A narrow terminal gets fewer columns; a pipe and --json get all.
+    are. It shows "?" for those that could not be checked within two seconds, or at all, because
+    their directories are in a bucket. A narrow terminal gets fewer columns; a pipe and --json get
+    all.
 
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record
     its size. STATE is whole, in flux, unreadable, left out or damaged, as far as ciuic knows
@@ -151,8 +148,8 @@ def _damaged(
 
     Trees are read only if there is such a chunk, so that a list of a sound store stays fast, and
     for a short time, so that one of a damaged store stays usable: snapshots that were not looked at
-    get None, and a message says so. In a bucket, where reading them takes many requests, nothing is
-    looked for, and the answer is empty.
+    get None, and a message says so. In a bucket, where reading them takes many requests, only roots
+    that are lost are known.
     """
     documents = {one.path for one in damaged_documents(store)}
     manifests: dict[SnapshotId, bool | None] = {
@@ -161,11 +158,10 @@ def _damaged(
         if f"{layout.SNAPSHOTS}/{layout.manifest_name(summary.id)}" in documents
     }
     lost = known_lost(store)
-    if lost and store.bucket is not None:
-        count = counted(len(lost), "chunk")
-        advise(f"ciuic: a scrub found {count} lost: 'ciuic verify --all' names the snapshots")
-    if not lost or store.bucket is not None:
+    if not lost:
         return manifests
+    if store.bucket is not None:
+        return {**_without_requests(store, snapshots, lost), **manifests}
     # Imported here because few stores are damaged.
     from ciuic.view.damage import DamageSurvey
 
@@ -187,10 +183,29 @@ def _damaged(
             except SnapshotNotFoundError:  # another process has removed it since it was listed
                 states[summary.id] = False
     except (CancelledError, StoreError) as error:
-        count = counted(list(states.values()).count(None), "snapshot")
-        what = f"{count} not checked for lost content: {printable(error.message)}."
-        advise(f"ciuic: {what} 'ciuic verify --all' checks all")
+        _tell_unchecked(states, error.message)
     return states | manifests
+
+
+def _without_requests(
+    store: Store, snapshots: Sequence[SnapshotSummary], lost: Collection[ChunkId]
+) -> Mapping[SnapshotId, bool | None]:
+    """Do the same in a bucket: this machine has its manifests, and no trees."""
+    states: dict[SnapshotId, bool | None] = {summary.id: None for summary in snapshots}
+    for summary in snapshots:
+        with contextlib.suppress(SnapshotNotFoundError, StoreError):  # since it was listed
+            if any(root.tree in lost for root in store.manifest(summary.id).roots):
+                states[summary.id] = True
+    _tell_unchecked(states, "a scrub has found some, and the directories are in the bucket")
+    return states
+
+
+def _tell_unchecked(states: Mapping[SnapshotId, bool | None], why: str) -> None:
+    """Say on stderr that the states of some snapshots are not known, if that is so."""
+    unknown = list(states.values()).count(None)
+    if unknown:
+        what = f"{counted(unknown, 'snapshot')} not checked for lost content: {printable(why)}."
+        advise(f"ciuic: {what} 'ciuic verify --all' checks all")
 
 
 class _Form(NamedTuple):
@@ -242,10 +257,10 @@ class _Filter(NamedTuple):
 
     def _present(self, snapshots: Sequence[SnapshotSummary]) -> str:
         """Return what there is instead of a host or a schedule that no snapshot has."""
-        more = ""
-        hosts = names_of(found.owner.machine for found in snapshots)
-        if self.host is not None and not any(one.is_called(self.host) for one in hosts):
-            more += those("hosts", hosts.values())
+        # Imported here because few lists are empty, and every list waits for what is imported.
+        from ciuic.cli.lists import hosts_instead, those
+
+        more = "" if self.host is None else hosts_instead(self.host, snapshots)
         schedules = {found.schedule or NO_SCHEDULE for found in snapshots}
         if self.schedule is not None and self.schedule not in schedules:
             more += those("schedules", schedules)

@@ -17,7 +17,7 @@ from ciuic.cli.histories import (
 )
 from ciuic.cli.lists import none_matches
 from ciuic.cli.opening import shown_ids, warn_damaged
-from ciuic.cli.options import absolute, copies_option, given, json_option
+from ciuic.cli.options import absolute, copies_option, given, host_option, json_option
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import print_json_array, printable
 from ciuic.cli.session import Session
@@ -39,6 +39,7 @@ __all__ = ["command"]
     "--tensor", metavar="NAME", callback=given, help="Only versions that changed this tensor."
 )
 @click.option("--tag", metavar="T", callback=given, help="Only snapshots with this tag.")
+@host_option
 @click.option("--root", metavar="P", callback=given, help="Only snapshots of this root.")
 @copies_option
 @json_option
@@ -50,6 +51,7 @@ def command(
     graph: bool,
     tensor: str | None,
     tag: str | None,
+    host: str | None,
     root: str | None,
     as_json: bool,
 ) -> None:
@@ -72,11 +74,13 @@ def command(
     wanted = None if path is None else absolute(path)
     covered = None if root is None else absolute(root)
     with opened_with_copies(session) as store:
+        listed = list_snapshots(store)
         snapshots = [
             snapshot
-            for snapshot in list_snapshots(store)
+            for snapshot in listed
             if (tag is None or tag in snapshot.tags)
             and (covered is None or covered in snapshot.roots)
+            and (host is None or snapshot.owner.machine.is_called(host))
         ]
         warn_damaged(session, store)
         if wanted is None:
@@ -85,7 +89,7 @@ def command(
                 print_json_array(snapshot_json(row) for row in rows)
             else:
                 print_descent(rows, shown_ids(store), graph=graph)
-                if not rows and (absence := none_matches(tag=tag, root=root)):
+                if not rows and (absence := none_matches(listed, tag=tag, root=root, host=host)):
                     click.echo(absence, err=True)
             return
         found = history(store, snapshots, wanted)

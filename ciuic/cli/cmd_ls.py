@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import click
 
+from ciuic.catalog import naming_removal
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.named_damage import NamedDamage
 from ciuic.cli.opening import find_snapshot
@@ -55,10 +56,11 @@ def command(
         found = damage.after(
             _located(store, manifest, wanted, recursive=recursive, on_damage=damage)
         )
-        if as_json:
-            print_json_array(entry_json(located.path, located.entry) for located in found)
-        else:
-            _print(found, whole_paths=recursive or path is None)
+        with naming_removal(store, manifest.summary.id):
+            if as_json:
+                print_json_array(entry_json(located.path, located.entry) for located in found)
+            else:
+                _print(found, whole_paths=recursive or path is None)
 
 
 def _located(

@@ -55,6 +55,10 @@ __all__ = ["command"]
     help="With --by: count only this snapshot.",
 )
 @click.option(
+    "--host", metavar="H", callback=given,
+    help="With --by: count only snapshots of this host: its name, or as HOST of 'list' shows it.",
+)  # fmt: skip
+@click.option(
     "--depth",
     type=WholeNumber(0, 64),
     metavar="N",
@@ -71,6 +75,7 @@ def command(
     detail: bool,
     by: By | None,
     snapshot_id: str | None,
+    host: str | None,
     depth: int | None,
     top: int | None,
     as_json: bool,
@@ -98,10 +103,12 @@ def command(
         if depth is not None and by != "path":
             raise UsageError("--depth requires --by path", hint="Leave --depth out.")
         depth = 1 if depth is None else depth
-        show_shares(session, by, snapshot_id, depth=depth, top=top, as_json=as_json)
+        show_shares(session, by, snapshot_id, host, depth=depth, top=top, as_json=as_json)
         return
-    if any(value is not None for value in (snapshot_id, depth, top)):
-        raise UsageError("-s, --depth and --top require --by", hint="Add --by path, kind or age.")
+    if any(value is not None for value in (snapshot_id, host, depth, top)):
+        raise UsageError(
+            "-s, --host, --depth and --top require --by", hint="Add --by path, kind or age."
+        )
     with opened(session) as store:
         document, checks = _totals(session, store)
         weights = _break_down(store, as_json=as_json) if detail else None

@@ -1,8 +1,12 @@
 """``ciuic status``."""
 
+import os
+from collections.abc import Iterable
+
 import click
 
 from ciuic.catalog import list_snapshots
+from ciuic.cli.addresses import place_options
 from ciuic.cli.checks import check_lines
 from ciuic.cli.daemon_lines import daemon_lines
 from ciuic.cli.error_output import hinted
@@ -15,11 +19,13 @@ from ciuic.cli.session import Session
 from ciuic.cli.table import (
     print_pair,
 )
-from ciuic.control import request_status
+from ciuic.control import Document, request_status
 from ciuic.copy.record import standings
+from ciuic.errors import CiuicError
 from ciuic.maintain.scrub.pack_health import health
-from ciuic.model import SnapshotSummary, complete_ones, newest_first
+from ciuic.model import SnapshotSummary, complete_ones, holds_one, newest_first
 from ciuic.source.roots import absent_roots
+from ciuic.store.addressed import control_directory
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.system.machine import this_machine
@@ -36,17 +42,26 @@ __all__ = ["command"]
 def command(session: Session, *, as_json: bool) -> None:
     """Show what the daemon is doing, the age of the newest snapshot, and how current copies are."""
     path = session.store_path()
-    with opened(session) as store:
-        ordered = newest_first(complete_ones(list_snapshots(store)))
-        warn_damaged(session, store)
-        checks = health(store)
-        control_path = store.path
-        copies = standings(store, session.copies(), SystemClock().now_ns())
+    settings = session.store_settings()
+    try:
+        with opened(session) as store:
+            ordered = newest_first(complete_ones(list_snapshots(store)))
+            warn_damaged(session, store)
+            checks = health(store)
+            control_path = store.path
+            copies = standings(store, session.copies(), SystemClock().now_ns())
+    except CiuicError as error:
+        _show_rest(session, error, as_json=as_json)
+        raise
+    names = {schedule.schedule for schedule in settings.schedules}
+    scopes = session.scopes
+    if scopes:
+        ordered = [one for one in ordered if one.schedule in names or holds_one(one.roots, scopes)]
     newest = next(iter(ordered), None)
     here = this_machine()
     own = next((found for found in ordered if found.owner.machine.is_same(here)), None)
     daemon = request_status(control_path)
-    absent = absent_roots(session.store_settings().all_paths)
+    absent = absent_roots(settings.all_paths)
     if as_json:
         print_json(
             {
@@ -63,21 +78,54 @@ def command(session: Session, *, as_json: bool) -> None:
         return
     lines = [("store", path)]
     if newest is None:
-        lines.append(("newest", "no snapshot yet"))
+        whose = " of the configured directories" if scopes else ""
+        lines.append(("newest", f"no snapshot{whose} yet"))
     elif own is newest:
         lines.append(("newest", _age_text(newest)))
     else:
         lines.append(("newest", f"{_age_text(newest)}, on {printable(brief(newest.host))}"))
         lines.append(("here", "no snapshot of this machine" if own is None else _age_text(own)))
-    lines += [("absent", f"there is no directory {root}, which is configured") for root in absent]
+    lines += _absence_lines(absent)
     lines += check_lines(checks)
     lines += [("copy", printable(f"{copy.name} {copy.sentence()}")) for copy in copies]
+    lines += _daemon_lines(path, daemon, is_damaged=checks.is_damaged)
+    _print(lines)
+
+
+def _show_rest(session: Session, error: CiuicError, *, as_json: bool) -> None:
+    """Show what needs no store: it cannot be opened, and its daemon may say why."""
+    path = session.store_path()
+    daemon, silent = None, ""
+    try:
+        control = control_directory(path, os.environ, place_options(session, path))
+        daemon = None if control is None else request_status(control)
+    except CiuicError as refusal:
+        silent = refusal.message
+    if daemon is None and not is_url(path):
+        return  # a directory without a store has no daemon
+    absent = absent_roots(session.store_settings().all_paths)
+    if as_json:
+        error.done = {"store": path, "daemon": daemon, "absent_paths": absent}
+        return
+    says = [("daemon", silent)] if silent else _daemon_lines(path, daemon)
+    _print([("store", path), *_absence_lines(absent), *says])
+
+
+def _absence_lines(absent: Iterable[str]) -> list[tuple[str, str]]:
+    return [("absent", f"there is no directory {root}, which is configured") for root in absent]
+
+
+def _daemon_lines(
+    path: str, daemon: Document | None, *, is_damaged: bool = False
+) -> list[tuple[str, str]]:
     if daemon is not None:
-        lines += daemon_lines(daemon, is_damaged=checks.is_damaged)
-    elif is_url(path):  # the socket is in the cache directory of the daemon's user
-        lines.append(("daemon", "none of this user on this store; those of others are not seen"))
-    else:
-        lines.append(("daemon", "not running on this store"))
+        return list(daemon_lines(daemon, is_damaged=is_damaged))
+    if is_url(path):  # the socket is in the cache directory of the daemon's user
+        return [("daemon", "none of this user on this store; those of others are not seen")]
+    return [("daemon", "not running on this store")]
+
+
+def _print(lines: Iterable[tuple[str, str]]) -> None:
     for key, value in lines:
         print_pair(f"{key}:", hinted(value), 9)
 

@@ -11,7 +11,15 @@ from ciuic.cli.chart import Mark, chart_lines, has_unicode, number_text
 from ciuic.cli.error_output import advise
 from ciuic.cli.lists import none_matches
 from ciuic.cli.opening import shown_ids, warn_damaged
-from ciuic.cli.options import WholeNumber, absolute, copies_option, given, json_option, logs_option
+from ciuic.cli.options import (
+    WholeNumber,
+    absolute,
+    copies_option,
+    given,
+    host_option,
+    json_option,
+    logs_option,
+)
 from ciuic.cli.progress import progress
 from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import brief, coloured, labels, print_json, printable
@@ -72,6 +80,7 @@ _COLUMNS: Final = (
     help="The field to draw; 'a.b' is b in a.  [default: loss, or the first metric]",
 )
 @click.option("--tag", metavar="T", shell_complete=known_tags, help="Only snapshots with this tag.")
+@host_option
 @click.option("--root", metavar="P", callback=given, help="Only snapshots of this root.")
 @click.option(
     "--top", type=WholeNumber(1), metavar="N", help="List the newest N snapshots.  [default: 20]"
@@ -85,6 +94,7 @@ def command(
     logs: tuple[str, ...],
     field: str | None,
     tag: str | None,
+    host: str | None,
     root: str | None,
     top: int | None,
     as_json: bool,
@@ -109,11 +119,13 @@ def command(
         )
     wanted = None if root is None else absolute(root)
     with opened_with_copies(session) as store:
+        listed = list_snapshots(store)
         snapshots = [
             snapshot
-            for snapshot in list_snapshots(store)
+            for snapshot in listed
             if (tag is None or tag in snapshot.tags)
             and (wanted is None or wanted in snapshot.roots)
+            and (host is None or snapshot.owner.machine.is_called(host))
         ]
         warn_damaged(session, store)
         with progress("timeline", quiet=as_json) as shown:
@@ -132,7 +144,7 @@ def command(
         return
     _draw(found)
     _print(found, short, _ROWS if top is None else top)
-    _explain(found, none_matches(tag=tag, root=root), has_logs=bool(paths))
+    _explain(found, none_matches(listed, tag=tag, root=root, host=host), has_logs=bool(paths))
     if found.markers and unchecked != 0:
         _explain_unchecked(unchecked)
 

@@ -57,16 +57,19 @@ def print_holders(
     copies = [copy for copy in session.copies() if copy[1] not in except_for]
     if not copies:
         return
+    import shlex
+
     from ciuic.copy.record import holders
 
     held = holders(store_path, copies)
     names = {name: None for snapshot_id in damaged for name in held.get(snapshot_id, ())}
     for name, address in copies:
         if name in names:
-            where = printable(address)
+            where = shlex.quote(address)
             advise(
-                f"the copy {where} has the damaged data intact: 'ciuic repair --apply' takes it"
-                f" from there, 'ciuic --store {where} restore' restores from there"
+                f"the copy {printable(address)} has the damaged data intact: 'ciuic repair --apply'"
+                f" takes it from there, 'ciuic --store {printable(where)} restore' restores from"
+                " there"
             )
 
 

@@ -45,15 +45,25 @@ def advise(text: str) -> None:
 
 def hinted(text: str) -> str:
     """Return a message whose commands have the ``--config`` and ``--store`` of this command."""
+    options = _options()
+    if not options:
+        return text
     # Imported here because help must be instant, and most commands advise nothing.
-    from ciuic.cli.session import Session
     from ciuic.hints import aimed
 
-    context = click.get_current_context(silent=True)
-    session = None if context is None else context.find_object(Session)
-    return text if session is None else aimed(text, session.options)
+    return aimed(text, options)
 
 
 def aim_error(error: CiuicError) -> None:
     """Do the same for what an error says."""
-    error.message, error.hint = hinted(error.message), hinted(error.hint)
+    from ciuic.hints import aim  # as above
+
+    aim(error, _options())
+
+
+def _options() -> list[str]:
+    from ciuic.cli.session import Session  # as above
+
+    context = click.get_current_context(silent=True)
+    session = None if context is None else context.find_object(Session)
+    return [] if session is None else session.options

@@ -8,9 +8,11 @@ import click
 from ciuic.cli.error_output import hinted
 from ciuic.cli.render import brief, printable
 from ciuic.cli.table import terminal_columns
+from ciuic.model import SnapshotSummary
+from ciuic.system.machine import names_of
 from ciuic.units import counted
 
-__all__ = ["none_matches", "print_rest", "shown_part", "those"]
+__all__ = ["hosts_instead", "none_matches", "print_rest", "shown_part", "those"]
 
 T = TypeVar("T")
 
@@ -69,13 +71,35 @@ def those(what: str, names: Iterable[str]) -> str:
     return f"; the {what} are {', '.join(shown)}" if known else ""
 
 
-def none_matches(*, tag: str | None, root: str | None) -> str:
-    """Return the message for a list that ``--tag`` and ``--root`` leave empty; empty without them.
+def hosts_instead(host: str, snapshots: Iterable[SnapshotSummary]) -> str:
+    """Return the end of a message that no snapshot is of a host: which hosts have some.
 
     Args:
+        host: The value of ``--host``.
+        snapshots: All snapshots. If one is of this host, the result is empty.
+    """
+    hosts = names_of(one.owner.machine for one in snapshots)
+    return "" if any(one.is_called(host) for one in hosts) else those("hosts", hosts.values())
+
+
+def none_matches(
+    snapshots: Iterable[SnapshotSummary],
+    *,
+    tag: str | None = None,
+    root: str | None = None,
+    host: str | None = None,
+) -> str:
+    """Return the message for a list that options leave empty; empty without these options.
+
+    Args:
+        snapshots: All snapshots.
         tag: The value of ``--tag``.
         root: The value of ``--root``.
+        host: The value of ``--host``.
     """
-    options = (("--tag", tag), ("--root", root))
+    options = (("--tag", tag), ("--root", root), ("--host", host))
     named = [f"{option} '{printable(value)}'" for option, value in options if value is not None]
-    return f"no snapshot matches {' and '.join(named)}" if named else ""
+    if not named:
+        return ""
+    instead = "" if host is None else hosts_instead(host, snapshots)
+    return f"no snapshot matches {' and '.join(named)}{instead}"

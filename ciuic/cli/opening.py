@@ -13,7 +13,7 @@ from ciuic.cli.error_output import advise
 from ciuic.cli.render import printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import terminal_columns
-from ciuic.errors import UnreachableError
+from ciuic.errors import UnreachableError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary, complete_ones, preferred
 from ciuic.store.directory.leftovers import IS_DIRECTORY
@@ -128,18 +128,31 @@ def _warn(session: Session, unreadable: catalog.Unreadable, except_for: Collecti
 
 
 def chosen_snapshots(
-    session: Session, store: Store, snapshot_id: str | None
+    session: Session, store: Store, snapshot_id: str | None, host: str | None
 ) -> list[SnapshotSummary]:
-    """Return one snapshot, or without a name all of them, newest first.
+    """Return one snapshot, or those of a host, or without both all of them, newest first.
+
+    A host that has none is named on stderr.
 
     Raises:
         SnapshotNotFoundError: There is no such snapshot.
+        UsageError: Both are given.
     """
     if snapshot_id is not None:
+        if host is not None:
+            raise UsageError("--host cannot be combined with -s", hint="Leave one of them out.")
         return [find_snapshot(session, store, snapshot_id)]
     snapshots = catalog.list_snapshots(store)
     warn_damaged(session, store)
-    return snapshots
+    if host is None:
+        return snapshots
+    chosen = [one for one in snapshots if one.owner.machine.is_called(host)]
+    if not chosen:
+        # Imported here because 'ciuic list' must be quick, and needs no such message.
+        from ciuic.cli.lists import none_matches
+
+        click.echo(none_matches(snapshots, host=host), err=True)
+    return chosen
 
 
 def shown_ids(store: Store) -> dict[SnapshotId, str]:

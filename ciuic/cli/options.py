@@ -24,6 +24,7 @@ __all__ = [
     "absolute",
     "copies_option",
     "given",
+    "host_option",
     "json_option",
     "late_options",
     "local_directory",
@@ -128,6 +129,12 @@ copies_option = click.option(
     expose_value=False,
     callback=_leave_copies,
     help="Do not read damaged data from the configured copies.",
+)
+host_option = click.option(
+    "--host",
+    metavar="H",
+    callback=given,
+    help="Only snapshots of this host: its name, or as HOST of 'list' shows it.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 wait_option = click.option(

@@ -30,6 +30,7 @@ def show_shares(
     session: Session,
     by: By,
     snapshot_id: str | None,
+    host: str | None,
     *,
     depth: int,
     top: int | None,
@@ -41,12 +42,13 @@ def show_shares(
         session: Names the store.
         by: What makes a group.
         snapshot_id: Count only this snapshot; None: all.
+        host: Count only the snapshots of this host; None: all.
         depth: With ``path``: how far below its root a group's directory is.
         top: Print only this many groups; None: all in JSON, 20 in a table.
         as_json: Print one document instead of a table.
     """
     with opened(session) as store:
-        chosen = chosen_snapshots(session, store, snapshot_id)
+        chosen = chosen_snapshots(session, store, snapshot_id, host)
         with progress("stats", quiet=as_json) as shown:
             shown.expect(0, sum(summary.logical_bytes for summary in chosen), about=True)
             shares = find_shares(

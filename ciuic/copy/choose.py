@@ -1,5 +1,6 @@
 """Chooses the snapshots to copy, by what the copy has, had and has forgotten."""
 
+import shlex
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
@@ -126,7 +127,7 @@ def differences(source: Store, copy: Store, address: str) -> list[str]:
     if lost:
         found.append(
             f"the copy has more of this store than the store itself: {_such_as(lost)} taken here."
-            f" 'ciuic --store {address} copy --to {source.name}' brings"
+            f" 'ciuic --store {shlex.quote(address)} copy --to {shlex.quote(source.name)}' brings"
             f" {inflected(len(lost), 'it', 'them')} back"
         )
     return found
@@ -151,6 +152,6 @@ def _why_gone(copy_path: str, snapshot_id: SnapshotId, *, is_in_trash: bool) -> 
     if is_in_trash:
         return (
             "the copy has forgotten it;"
-            f" 'ciuic --store {copy_path} forget --undo {snapshot_id}' brings it back"
+            f" 'ciuic --store {shlex.quote(copy_path)} forget --undo {snapshot_id}' brings it back"
         )
     return _REMOVED

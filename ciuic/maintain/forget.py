@@ -24,7 +24,7 @@ from ciuic.catalog import (
 from ciuic.documents import Document
 from ciuic.errors import CorruptionError, UnreachableError, UsageError
 from ciuic.ids import SnapshotId, matching_ids
-from ciuic.model import ExcludeRules, Owner, SnapshotSummary, complete_ones
+from ciuic.model import ExcludeRules, Owner, SnapshotSummary, complete_ones, newest_first
 from ciuic.retention import NEWEST, PINNED, UNDAMAGED, Decision, Policy, plan_retention, protected
 from ciuic.store.store import Store
 from ciuic.system.clock import rfc3339
@@ -196,11 +196,39 @@ def plan_forget_by_id(
     for snapshot in snapshots:
         if snapshot.id in chosen and snapshot.id in kept:
             raise _refused(snapshot.id, kept[snapshot.id][0])
+    _refuse_another_newest(snapshots, chosen)
     return ForgetPlan(
         kept=tuple([(found, "not named") for found in snapshots if found.id not in chosen]),
         forgotten=tuple([(found, "named") for found in snapshots if found.id in chosen]),
         given_up=given_up,
     )
+
+
+def _refuse_another_newest(
+    snapshots: Sequence[SnapshotSummary], chosen: Collection[SnapshotId]
+) -> None:
+    """Refuse to forget what alone shows that a later snapshot is newer than one of another time.
+
+    The times are wrong after a clock was, and the parents tell the order then. Without the snapshot
+    between them, ``latest`` would mean the older one, as would a load of the library.
+
+    Raises:
+        UsageError: A snapshot is one.
+    """
+    series: dict[tuple[Owner, frozenset[bytes]], list[SnapshotSummary]] = {}
+    for found in snapshots:
+        series.setdefault((found.owner, frozenset(found.roots)), []).append(found)
+    for members in series.values():
+        ordered = newest_first(members)
+        left = [found for found in ordered if found.id not in chosen]
+        first = next(iter(newest_first(left)), None)
+        if first is not None and first != left[0]:
+            between = next(found.id for found in ordered if found.id in chosen)
+            raise UsageError(
+                f"{between} shows that {left[0].id} is newer than {first.id}, whose time is later:"
+                " a clock was wrong",
+                hint=f"Take a new snapshot first, or forget {first.id} first.",
+            )
 
 
 def _protected(

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ciuic.catalog import known_lost
-from ciuic.errors import CorruptionError, UnknownFormatError
+from ciuic.catalog import known_lost, was_removed
+from ciuic.errors import CorruptionError, SnapshotNotFoundError, UnknownFormatError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import BEING_WRITTEN, CONSISTENT, SKIPPED, UNREADABLE, Entry, SnapshotSummary
 from ciuic.store.records.tree_nodes import iter_tree
@@ -56,8 +56,11 @@ def versions(store: Store, snapshots: Sequence[SnapshotSummary], path: bytes) ->
     places = _Places(store, path)
     found: list[Version] = []
     for snapshot in reversed(snapshots):
-        version = _version(places, judge, snapshot)
-        if version is None:
+        try:
+            version = _version(places, judge, snapshot)
+        except SnapshotNotFoundError:
+            continue  # a prune has removed it meanwhile
+        if version is None or (version.state == DAMAGED and was_removed(store, snapshot.id)):
             continue
         before = next((older for older in reversed(found) if older.entry is not None), None)
         if before is not None and _is_same(store, before.entry, version.entry):

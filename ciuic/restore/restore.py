@@ -14,6 +14,7 @@ again: it keeps the files that are right already.
 import os
 from collections.abc import Callable, Mapping
 
+from ciuic.catalog import naming_removal, refuse_removed
 from ciuic.errors import CiuicError, CorruptionError
 from ciuic.model import PathWarning
 from ciuic.progress import Progress
@@ -90,9 +91,11 @@ def restore(
 
         # Chunks that older snapshots share with this one are not read a second time.
         store.reader.failures = RememberFailures()
-        targets = resolve(store, manifest, request, locate_in_older(store, manifest, lost))
+        locate = locate_in_older(store, manifest, lost)
     else:
-        targets = resolve(store, manifest, request, Locator(store, manifest).locate)
+        locate = Locator(store, manifest).locate
+    with naming_removal(store, manifest.summary.id):
+        targets = resolve(store, manifest, request, locate)
     refuse_nothing(store, targets, selection)
     refuse_existing(targets, overwrite=request.overwrite)
     report = RestoreReport(dry_run=request.dry_run)
@@ -102,15 +105,25 @@ def restore(
     for warning in space_warnings(run, targets):
         (warn or report.notes.append)(warning)
     try:
-        with alone_in(run, _whole_directories(run, targets)):
+        with (
+            naming_removal(store, manifest.summary.id),
+            alone_in(run, _whole_directories(run, targets)),
+        ):
             being_written = _place_all(run, targets, lost)
             if request.fallback:
                 Fallback(run, targets).restore(being_written)
+            elif report.damaged_paths:
+                refuse_removed(store, manifest.summary.id)
     except CiuicError as error:
         report.repaired_frames = store.reader.repaired_frames
         error.done = report.as_json()
         raise
     report.repaired_frames = store.reader.repaired_frames
+    if store.reader.suspects and not request.dry_run:
+        # Imported here: few stores are damaged.
+        from ciuic.store.damage_records import note_found
+
+        note_found(store)
     if request.is_noted and not request.dry_run and (report.written_files or report.deleted_files):
         places = [os.path.normpath(target.place) for target in targets]
         note_restored(store, places, manifest.summary.id, this_machine())

@@ -2,13 +2,11 @@
 
 import os
 import stat
-import threading
 from collections.abc import Iterable
-from typing import Final
+
+from ciuic.system.workers.asking import ask
 
 __all__ = ["absent_roots"]
-
-_ANSWER_S: Final = 2.0
 
 
 def absent_roots(roots: Iterable[str]) -> list[str]:
@@ -18,9 +16,8 @@ def absent_roots(roots: Iterable[str]) -> list[str]:
     nothing about within two seconds are left out as well.
     """
     absent: list[str] = []
-    asking = threading.Thread(target=_look, args=(list(roots), absent), daemon=True)
-    asking.start()
-    asking.join(_ANSWER_S)
+    wanted = list(roots)
+    ask(lambda: _look(wanted, absent))
     return list(absent)
 
 

@@ -10,10 +10,16 @@ from dataclasses import replace
 from typing import Final
 
 from ciuic.errors import MissingError, UnknownFormatError
-from ciuic.store.directory.cache import StaleHeaderError, cache_directory, explained_faults
+from ciuic.store.directory.cache import (
+    StaleHeaderError,
+    cache_directory,
+    explained_faults,
+    kept_headers,
+    refuse_others,
+)
 from ciuic.store.directory.create import create_store
 from ciuic.store.place.keys import is_url
-from ciuic.store.place.location import PlaceOptions, bucket_url, split_address
+from ciuic.store.place.location import PlaceOptions, bucket_name, bucket_url, split_address
 from ciuic.store.records import layout
 from ciuic.store.records.header import CHUNK_BYTES_DEFAULT, CONTENT, Chunking
 from ciuic.store.store import Store, open_in_bucket, open_store
@@ -201,7 +207,8 @@ def control_directory(
 ) -> str | None:
     """Return the directory where a daemon of the store would have its control socket.
 
-    The bucket is asked only if some daemon of this user serves a bucket.
+    The bucket is asked only if a daemon of this user serves a bucket, and this machine did not keep
+    which store is at the address: credentials may have expired, and the server may be away.
 
     Returns:
         None: no daemon of this user serves a bucket.
@@ -211,9 +218,18 @@ def control_directory(
     """
     if not is_url(address):
         return address
+    name = bucket_name(split_address(address))
+    served = [kept.path for kept in kept_headers(environment, name) if _has_socket(kept.path)]
+    if len(served) == 1:
+        refuse_others(served[0])
+        return served[0]
     caches = cache_directory(environment)
     with contextlib.suppress(OSError):
-        for name in nofollow.list_names(caches):
-            if os.path.lexists(os.path.join(caches, name, layout.CONTROL_SOCKET)):
+        for each in nofollow.list_names(caches):
+            if _has_socket(os.path.join(caches, each)):
                 return local_directory(address, environment, options)[0]
     return None
+
+
+def _has_socket(path: str) -> bool:
+    return os.path.lexists(os.path.join(path, layout.CONTROL_SOCKET))

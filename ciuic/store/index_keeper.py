@@ -282,6 +282,7 @@ class IndexKeeper:
     def _reconcile(self, index: ChunkIndex) -> None:
         index.shut_packs = self._shut_packs
         present, recorded = self._begin_and_list(index)
+        index.damage = self._packs.damage()
         if recorded == present:
             index.rollback()  # nothing has changed, so there is nothing to make durable
             return

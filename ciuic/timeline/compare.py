@@ -120,16 +120,28 @@ class Comparison(NamedTuple):
 
 
 def read_all(
-    store: Store, snapshots: Sequence[SnapshotSummary], paths: Sequence[bytes], *, offsets: Offsets
+    store: Store,
+    snapshots: Sequence[SnapshotSummary],
+    paths: Sequence[bytes],
+    *,
+    offsets: Offsets,
+    check: Callable[[], None] = lambda: None,
 ) -> PlacedLogs:
     """Read all fields of logs at some snapshots.
+
+    Args:
+        store: An open store.
+        snapshots: The snapshots.
+        paths: The logs.
+        offsets: What is known from earlier calls.
+        check: Called again and again; it may raise an error to end this.
 
     Raises:
         UsageError: A log cannot be read.
     """
     wanted = [(path, fields_of(path)) for path in paths]
     return read_logs(
-        store, snapshots, wanted, offsets=offsets, curves=False, read=lambda _size, _path: None
+        store, snapshots, wanted, offsets=offsets, curves=False, read=lambda _size, _path: check()
     )
 
 
@@ -141,6 +153,7 @@ def compare(
     tensors: bool = True,
     logs: PlacedLogs | None = None,
     done: Callable[[int, int], None] = lambda _done, _total: None,
+    check: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Compare snapshots with the first of them.
 
@@ -151,16 +164,18 @@ def compare(
         tensors: Compare the tensors too, which reads the files that differ.
         logs: What ``read_all`` returned for these logs and snapshots; None: it is called.
         done: Called with how many tensors of a file are compared, and how many it has.
+        check: See ``read_all``.
 
     Raises:
         UsageError: A log cannot be read.
         CorruptionError: A manifest or a tree is damaged.
     """
     if logs is None:
-        logs = read_all(store, snapshots, paths, offsets=Offsets())
+        logs = read_all(store, snapshots, paths, offsets=Offsets(), check=check)
     manifests = [store.manifest(snapshot.id) for snapshot in snapshots]
     found: list[Compared] = []
     for summary, manifest in zip(snapshots, manifests, strict=True):
+        check()
         state, place = metrics_of(store, summary), logs.place(summary)
         metrics: dict[str, float] = {}
         if place is not None and place.log is not None and place.moment is not None:
@@ -173,7 +188,9 @@ def compare(
             step = state.step
         against = None
         if found:
-            against = compare_contents(store, manifests[0], manifest, tensors=tensors, done=done)
+            against = compare_contents(
+                store, manifests[0], manifest, tensors=tensors, done=done, check=check
+            )
         epoch = metrics.pop("epoch", None) if state is None else state.epoch
         found.append(Compared(summary, step, epoch, metrics, against))
     return Comparison(found)
@@ -186,8 +203,9 @@ def compare_contents(
     *,
     tensors: bool,
     done: Callable[[int, int], None],
+    check: Callable[[], None],
 ) -> Against:
-    """Return what changed from one manifest to another."""
+    """Return what changed from one manifest to another; ``check``: see ``read_all``."""
     files: Counter[str] = Counter()
     changes: list[Change] = []
     moves = None
@@ -200,6 +218,7 @@ def compare_contents(
         )
     else:
         for change in diff(store, before, after):
+            check()
             _note(change, files, changes)
     return Against(files, moves, compare_configuration(store, before, after, changes))
 

@@ -75,7 +75,7 @@ class Courses:
         last: SnapshotSummary,
         logs: Sequence[bytes] = (),
         *,
-        read: Callable[[bytes], None] = lambda _path: None,
+        check: Callable[[], None] = lambda: None,
     ) -> Course:
         """Return the course of a run.
 
@@ -84,7 +84,7 @@ class Courses:
             run: The run.
             last: Its last snapshot.
             logs: The paths of logs inside the run; none: those with the usual suffixes.
-            read: Called with the path of each log before it is read.
+            check: Called again and again; it may raise an error to end this.
 
         Raises:
             CorruptionError: A log, or a directory above it, is damaged.
@@ -93,9 +93,8 @@ class Courses:
             return Course(self._saved(store, run), [])
         curves: dict[str, list[Point]] = {}
         found = self._find(store, last, run.places, tuple(logs))
-        for path, entry in found:
-            read(path)
-            for field, points in self._logged(store, entry).items():
+        for _, entry in found:
+            for field, points in self._logged(store, entry, check).items():
                 curves.setdefault(field, points)  # of several ranks, the first one
         return Course(curves, [path for path, _ in found])
 
@@ -136,10 +135,12 @@ class Courses:
                     curves.setdefault(name, Curve()).add(step, value)
         return {name: _gone_on(curve) for name, curve in curves.items()}
 
-    def _logged(self, store: Store, entry: Entry) -> dict[str, list[Point]]:
+    def _logged(
+        self, store: Store, entry: Entry, check: Callable[[], None]
+    ) -> dict[str, list[Point]]:
         key = entry.content, entry.level, entry.size_bytes
         if key not in self._curves:
-            lines = _lines(read_file(store, entry))
+            lines = _lines(read_file(store, entry), check)
             first = list(islice(lines, _FIRST_LINES))
             fields = fields_in(first)
             curves = curves_of(chain(first, lines), fields)
@@ -211,11 +212,12 @@ def _usual_logs(store: Store, top: Located) -> Iterator[Located]:
             yield one
 
 
-def _lines(parts: Iterator[bytes | memoryview]) -> Iterator[bytes]:
+def _lines(parts: Iterator[bytes | memoryview], check: Callable[[], None]) -> Iterator[bytes]:
     """Yield the lines of a file; one that is too long is left out."""
     rest, is_long = b"", False
     try:
         for part in parts:
+            check()
             lines = (rest + bytes(part)).split(b"\n")
             rest = lines.pop()
             if lines and is_long:

@@ -122,6 +122,7 @@ def compare_runs(
     courses: Courses | None = None,
     offsets: Offsets | None = None,
     done: Callable[[int, int], None] = lambda _done, _total: None,
+    check: Callable[[], None] = lambda: None,
 ) -> RunComparison:
     """Compare runs with the first of them.
 
@@ -137,6 +138,7 @@ def compare_runs(
         courses: What is known from earlier calls.
         offsets: The same, of the ends of logs.
         done: Called with how many tensors of a file are compared, and how many it has.
+        check: See ``read_all``.
 
     Raises:
         UsageError: A log is in none of the runs.
@@ -149,7 +151,7 @@ def compare_runs(
             f"{path_text(outside[0])} is not inside the runs",
             hint="Name a log by its path inside each run: 'logs/train.jsonl'.",
         )
-    known = _Known(store, courses or Courses(), offsets or Offsets())
+    known = _Known(store, courses or Courses(), offsets or Offsets(), check)
     lasts = [_last(store, run) for run in runs]
     found = [known.compared(run, last, logs) for run, last in zip(runs, lasts, strict=True)]
     if logs and not any(one.course.logs for one in found):
@@ -168,7 +170,13 @@ def compare_runs(
         if compared:
             key = chosen[0].id, runs[0].places, summary.id, one.run.places, tensors
             compare = partial(
-                compare_contents, store, manifests[0], manifest, tensors=tensors, done=done
+                compare_contents,
+                store,
+                manifests[0],
+                manifest,
+                tensors=tensors,
+                done=done,
+                check=check,
             )
             against = known.courses.against(key, compare)
             if _are_side_by_side(runs):
@@ -181,13 +189,16 @@ def compare_runs(
 class _Known:
     """Reads what snapshots say about their step and their metrics."""
 
-    def __init__(self, store: Store, courses: Courses, offsets: Offsets) -> None:
+    def __init__(
+        self, store: Store, courses: Courses, offsets: Offsets, check: Callable[[], None]
+    ) -> None:
         self._store = store
+        self._check = check
         self.courses = courses
         self._offsets = offsets
 
     def compared(self, run: Run, last: SnapshotSummary, logs: Sequence[bytes]) -> ComparedRun:
-        course = self.courses.course(self._store, run, last, logs)
+        course = self.courses.course(self._store, run, last, logs, check=self._check)
         steps = [curve[-1].step for curve in course.curves.values() if curve]
         return ComparedRun(run, course, max(steps, default=step_of(last)))
 
@@ -218,6 +229,7 @@ class _Known:
         sign = -1.0 if best.is_highest else 1.0
         ranked: list[tuple[float, int]] = []
         for age, summary in enumerate(reversed(one.run.snapshots)):
+            self._check()
             value = self.at(one, summary)[2].get(best.field)
             if value is not None and math.isfinite(value):
                 ranked.append((sign * value, age))

@@ -132,7 +132,7 @@ def find_saved(store: Store, ref: int | str, run: str | None) -> SnapshotSummary
     if tagged:
         return next((summary for summary in tagged if FULL in summary.tags), tagged[0])
     if isinstance(ref, int):
-        raise SnapshotNotFoundError(f"there is no snapshot of step {ref}{whose} in {store.path}")
+        raise SnapshotNotFoundError(f"there is no snapshot of step {ref}{whose} in {store.name}")
     untagged = f"no snapshot{whose} has this tag"
     summary = find_snapshot(store, ref, holding=[STATE_ROOT], untagged=untagged)
     if STATE_ROOT not in summary.roots:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from ciuic.catalog import check_tags, list_snapshots
 from ciuic.errors import CiuicError, UsageError
+from ciuic.hints import aiming
 from ciuic.ids import SnapshotId
 from ciuic.model import complete_ones, newest_first
 from ciuic.report.tensor_documents import tensor_diff_json
@@ -128,16 +129,12 @@ class SnapshotManager:
             check_ranks(ranks, seconds=schedule, grace_s=grace_s)
             self._job = job_of_torchrun(os.environ, self._path, run, timeout_s)
         if self._job is None or self._job.rank == 0:
-            ensure_store(self._path, os.environ, self._clock)
-            self._claims = Claims(_local(self._path), run)
+            with aiming(self._path):
+                ensure_store(self._path, os.environ, self._clock)
+                self._claims = Claims(_local(self._path), run)
         self._lock = threading.RLock()
         self._saves = Saves(
-            self._path,
-            self._job,
-            self._clock,
-            self._layers,
-            if_busy=if_busy,
-            pickle_leaves=leaves,
+            self._path, self._job, self._clock, self._layers, if_busy=if_busy, pickle_leaves=leaves
         )
         self._completeness = Completeness()
         self._loads = Loads(self._path, run, self._job, self._saves)
@@ -217,7 +214,7 @@ class SnapshotManager:
         arguments.checked_channel(channel)
         step = arguments.checked_step_of_save(step, has_ranks=self._job is not None)
         policies = self._rules.policies
-        with self._lock:
+        with self._lock, aiming(self._path):
             try:
                 epoch = arguments.checked_epoch(epoch)
                 tags = tags_of(channel, self._run, epoch, step) + metric_tags(policies, metrics)
@@ -316,7 +313,7 @@ class SnapshotManager:
         options = self._loads.options(
             model, optimizer, map_location, strict=strict, fills=fill_layers
         )
-        with self._lock:
+        with self._lock, aiming(self._path):
             state = self._loads.newest(channel, options, joins=join_optimizer)
         if state is not None:
             self._completeness.loaded(state)
@@ -347,14 +344,14 @@ class SnapshotManager:
         options = self._loads.options(
             model, optimizer, map_location, strict=strict, fills=fill_layers
         )
-        with self._lock:
+        with self._lock, aiming(self._path):
             state = self._loads.named(ref, options)
         fill(state, model, optimizer, strict=strict)
         return state
 
     def list(self) -> "list[SavedSnapshot]":
         """Return the snapshots of all runs in the store, incomplete ones too, newest first."""
-        with self._lock, self._loads.reading() as store:
+        with self._lock, aiming(self._path), self._loads.reading() as store:
             return [SavedSnapshot.of(summary) for summary in begun_snapshots(store)]
 
     def verify(self, ref: int | str | None = None) -> dict[str, Any]:
@@ -363,7 +360,7 @@ class SnapshotManager:
         Returns:
             The document of ``ciuic verify --json``: ``ok`` says whether all is well.
         """
-        with self._lock:
+        with self._lock, aiming(self._path):
             snapshot_id = None if ref is None else self._loads.id_of(ref)
             answer = self._saves.ask({"do": "verify", "id": snapshot_id}).result()
         report: dict[str, Any] = answer["report"]
@@ -380,7 +377,7 @@ class SnapshotManager:
             SnapshotNotFoundError: There is no such snapshot.
             CorruptionError: A tree of it is damaged.
         """
-        with self._lock, self._loads.reading() as store:
+        with self._lock, aiming(self._path), self._loads.reading() as store:
             old, new = [
                 store.manifest(find_saved(store, ref, self._run).id) for ref in (before, after)
             ]
@@ -388,7 +385,7 @@ class SnapshotManager:
 
     def pin(self, ref: int | str, *, pinned: bool = True) -> SnapshotId:
         """Pin a snapshot, so that it is never removed, or remove its pin; returns its ID."""
-        with self._lock:
+        with self._lock, aiming(self._path):
             snapshot_id = self._loads.id_of(ref)
             self._saves.ask({"do": "pin", "id": snapshot_id, "pinned": bool(pinned)}).result()
         return snapshot_id
@@ -399,7 +396,7 @@ class SnapshotManager:
         Each save carries out the plan of its channel, with the new snapshot counted.
         """
         arguments.checked_channel(channel)
-        with self._lock, self._loads.reading() as store:
+        with self._lock, aiming(self._path), self._loads.reading() as store:
             snapshots = newest_first(complete_ones(list_snapshots(store)))
             found = of_channel(snapshots, channel, self._run)
             return plan_retention(found, self._rules, self._clock.now_ns(), snapshots)
@@ -410,7 +407,7 @@ class SnapshotManager:
         Raises:
             CiuicError: It failed.
         """
-        with self._lock:
+        with self._lock, aiming(self._path):
             return self._saves.settle()
 
     def close(self) -> None:
@@ -419,7 +416,7 @@ class SnapshotManager:
         Raises:
             CiuicError: The save failed.
         """
-        with self._lock:
+        with self._lock, aiming(self._path):
             if self._saves.is_over:
                 return
             try:

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from ciuic.catalog import list_snapshots
 from ciuic.errors import CiuicError, shortage
+from ciuic.hints import aim, aimed
 from ciuic.ids import SnapshotId
 from ciuic.maintain.label import set_pinned
 from ciuic.snapshot.memory import STATE_ROOT, MemoryRequest
@@ -94,7 +95,7 @@ def main(
         try:
             answer = actions[request["do"]](request)
         except Exception as error:  # noqa: BLE001 - it is raised again in the training program
-            answer = {"error": _written(error)}
+            answer = {"error": _written(error, store_path)}
         try:
             os.write(answers_fd, json.dumps(answer).encode() + b"\n")
         except BrokenPipeError:
@@ -138,7 +139,7 @@ class _Worker:
         try:
             answer = self._save(request, parts)
         except Exception as error:
-            answer = {"error": _written(error)}
+            answer = {"error": _written(error, self._store_path)}
             raise
         finally:
             # The notes are about snapshots that could not be removed: rank 0 alone warns of them.
@@ -178,7 +179,8 @@ class _Worker:
         saved = self._saver.save(
             asked, request["channel"], rules, layers, copied_frozen=request["copied_frozen"]
         )
-        return asdict(saved)
+        notes = [aimed(note, ["--store", self._store_path]) for note in saved.notes]
+        return {**asdict(saved), "notes": notes}
 
     def verify(self, request: Request) -> Request:
         """Read and check every byte of one snapshot, or of all of the library."""
@@ -223,10 +225,12 @@ def _lines(fd: int) -> Iterator[bytes]:
         yield from lines
 
 
-def _written(error: Exception) -> dict[str, str]:
+def _written(error: Exception, store_path: str) -> dict[str, str]:
     """Return the JSON of an error; a defect also leaves its traceback on stderr."""
     known = error if isinstance(error, CiuicError) else shortage(error)
     if known is not None:
+        # Here, because the program may get it from a handle, which knows no store.
+        aim(known, ["--store", store_path])
         return {"kind": type(known).__name__, "message": known.message, "hint": known.hint}
     traceback.print_exception(error, file=sys.stderr)
     what = f"the process that stores snapshots failed: {type(error).__name__}: {error}"

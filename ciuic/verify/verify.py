@@ -171,6 +171,13 @@ def _read_chunks(
         again = SnapshotSurvey(store, checker.bad)
         damage = {snapshot.id: again.damage(snapshot) for snapshot in chosen}
     copies = _damaged_copies(store, checker.bad, checker.unsound, listed.repeated())
+    for task in checker.unsound:
+        store.reader.suspect(task.place)
+    if store.reader.suspects:
+        # Imported here, as above.
+        from ciuic.store.damage_records import note_found
+
+        note_found(store)
     read_bytes = checker.read_bytes + listed.node_bytes
     return _Findings(damage, checker.bad, copies, read_bytes, survey.chunks + listed.chunks)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from ciuic.errors import CorruptionError
+from ciuic.errors import CorruptionError, SnapshotNotFoundError
 from ciuic.ids import SnapshotId
 from ciuic.model import Entry, Root, SnapshotSummary
 from ciuic.store.store import Store
@@ -120,7 +120,12 @@ def find(
         return entry.is_directory and not _is_new(seen, path, entry.content)
 
     for snapshot in snapshots:
-        roots = store.manifest(snapshot.id).roots
+        try:
+            roots = store.manifest(snapshot.id).roots
+        except SnapshotNotFoundError:
+            if len(snapshots) == 1:
+                raise
+            continue  # a prune has removed it meanwhile
         fresh = (root for root in roots if root.tree and _is_new(seen, root.path, root.tree))
         for top in readable_roots(store, fresh, on_damage):
             for found in walk(store, top, skips=was_walked, on_damage=on_damage):

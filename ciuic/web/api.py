@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ciuic.errors import CiuicError, PathNotFoundError, UsageError
+from ciuic.hints import aim
 from ciuic.model import UNREADABLE, path_text
 from ciuic.view.file import StoredFile
 from ciuic.view.locator import locate
@@ -67,22 +68,22 @@ class Api:
         """Return the routes of all requests."""
         timelines, runs = self._timelines.turns, self._runs_reading.turns
         return [
-            Route("/v1/openapi.json", answering(lambda _: document(openapi()))),
-            Route("/v1/overview", answering(self._overview)),
-            Route("/v1/store", answering(self._store)),
-            Route("/v1/snapshots", answering(self._snapshots)),
-            Route("/v1/snapshots/{id}", answering(self._snapshot)),
-            Route("/v1/snapshots/{id}/tree", answering(self._tree)),
-            Route("/v1/snapshots/{id}/content", answering(self._content)),
-            Route("/v1/diff", answering(self._diff)),
-            Route("/v1/timeline", timelines.taking(answering(self._timeline))),
-            Route("/v1/compare", timelines.taking(answering(self._compare))),
-            Route("/v1/runs", answering(self._runs)),
-            Route("/v1/runs/compare", runs.taking(answering(self._compare_runs))),
+            Route("/v1/openapi.json", self._answering(lambda _: document(openapi()))),
+            Route("/v1/overview", self._answering(self._overview)),
+            Route("/v1/store", self._answering(self._store)),
+            Route("/v1/snapshots", self._answering(self._snapshots)),
+            Route("/v1/snapshots/{id}", self._answering(self._snapshot)),
+            Route("/v1/snapshots/{id}/tree", self._answering(self._tree)),
+            Route("/v1/snapshots/{id}/content", self._answering(self._content)),
+            Route("/v1/diff", self._answering(self._diff)),
+            Route("/v1/timeline", timelines.taking(self._answering(self._timeline))),
+            Route("/v1/compare", timelines.taking(self._answering(self._compare))),
+            Route("/v1/runs", self._answering(self._runs)),
+            Route("/v1/runs/compare", runs.taking(self._answering(self._compare_runs))),
             # One route for each path: the answer to another method names all that the path has.
             Route("/v1/jobs", self._jobs_or_start, methods=["GET", "POST"]),
-            Route("/v1/jobs/{id}", answering(self._job_or_cancel), methods=["GET", "DELETE"]),
-            Route("/v1/jobs/{id}/events", answering(self._events)),
+            Route("/v1/jobs/{id}", self._answering(self._job_or_cancel), methods=["GET", "DELETE"]),
+            Route("/v1/jobs/{id}/events", self._answering(self._events)),
         ]
 
     def _overview(self, _request: Request) -> Response:
@@ -184,7 +185,7 @@ class Api:
     async def _jobs_or_start(self, request: Request) -> Response:
         if request.method == "POST":
             return await self._start(request)
-        return await run_in_threadpool(answering(self._all_jobs), request)
+        return await run_in_threadpool(self._answering(self._all_jobs), request)
 
     def _job_or_cancel(self, request: Request) -> Response:
         return self._cancel(request) if request.method == "DELETE" else self._job(request)
@@ -206,7 +207,7 @@ class Api:
                 ) from error
             return document(self._jobs.start(work).model_dump(), 202)
 
-        return await run_in_threadpool(answering(start), request)
+        return await run_in_threadpool(self._answering(start), request)
 
     def _job(self, request: Request) -> Response:
         return document(self._jobs.get(request.path_params["id"])[1].model_dump())
@@ -218,6 +219,21 @@ class Api:
         job_id = request.path_params["id"]
         self._jobs.get(job_id)
         return StreamingResponse(self._news(job_id), media_type="text/event-stream")
+
+    def _answering(self, handler: _Handler) -> _Handler:
+        """Return a handler that answers an error with a document, and does not raise it."""
+
+        @functools.wraps(handler)
+        def answer(request: Request) -> Response:
+            try:
+                return handler(request)
+            except CiuicError as error:
+                aim(error, self._jobs.options())
+                return error_answer(error)
+            except OSError as error:
+                return error_answer(from_system(error))
+
+        return answer
 
     async def _news(self, job_id: str) -> AsyncIterator[str]:
         """Send a job whenever it changes, until it has ended."""
@@ -234,21 +250,6 @@ class Api:
                 yield ": still running\n\n"
             await asyncio.sleep(_LOOK_S)
             quiet_s += _LOOK_S
-
-
-def answering(handler: _Handler) -> _Handler:
-    """Return a handler that answers an error with a document, and does not raise it."""
-
-    @functools.wraps(handler)
-    def answer(request: Request) -> Response:
-        try:
-            return handler(request)
-        except CiuicError as error:
-            return error_answer(error)
-        except OSError as error:
-            return error_answer(from_system(error))
-
-    return answer
 
 
 def _event(job: Job) -> str:

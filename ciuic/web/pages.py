@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from ciuic.errors import CiuicError, PathNotFoundError, UsageError
+from ciuic.hints import aim, aimed
 from ciuic.units import counted, format_bytes, format_duration
 from ciuic.web.answers import SKIP_MAX, Query, as_json, error_answer, from_system, status_of
 from ciuic.web.history.runs import RUNS_MIN, Runs, bests
@@ -70,7 +71,9 @@ class Pages:
             finalize=_finalize,
         )
         self._templates.filters |= {
+            "aimed": lambda text: aimed(text, jobs.options()),
             "bytes": format_bytes,
+            "command": lambda text: jobs.reading(*os.fsencode(text).split()),
             "counted": counted,
             "duration": format_duration,
             "days": by_day,
@@ -132,6 +135,7 @@ class Pages:
                 with self._reading.noting_copies():
                     return HTMLResponse(handler(request))
             except CiuicError as error:
+                aim(error, self._jobs.options())
                 return self._failed(error, status_of(error))
             except OSError as error:
                 found = from_system(error)

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -129,7 +130,8 @@ def _bring(copy: CopyTo, settings: Settings, clock: Clock, cancelled: Callable[[
     if keeping.record.problem:
         hint = _VERIFY if report.is_damaged else ""
         if report.damaged_there:
-            hint = f"'ciuic --store {copy.address} repair' says what can be repaired there."
+            address = shlex.quote(copy.address)
+            hint = f"'ciuic --store {address} repair' says what can be repaired there."
         raise StoreError(keeping.record.problem, hint=hint)
     return is_outdated
 

@@ -83,5 +83,5 @@ class ReadEnd:
                 return
             data = bytes(self._received[_LENGTH.size : end])
             del self._received[:end]
-            message: tuple[str, object] = pickle.loads(data)  # noqa: S301 - from a fork of this process
+            message: tuple[str, object] = pickle.loads(data)  # noqa: S301 - from a child of this process
             yield message

@@ -25,6 +25,7 @@ from ciuicd.notify import STALLED_S
 
 __all__ = [
     "BEAT",
+    "BEGUN",
     "DONE",
     "END",
     "ENDS_WITHIN_S",
@@ -32,6 +33,7 @@ __all__ = [
     "HURRY",
     "LOGGED",
     "NEEDS",
+    "SIGNALED",
     "STOP",
     "TOLD",
     "Watched",
@@ -50,13 +52,14 @@ STOP: Final = 0
 END: Final = 1
 BEAT: Final = 2
 HURRY: Final = 3
+BEGUN: Final = 4
 
 ENDS_WITHIN_S: Final = 45.0
 """How long the work may take to stop after the daemon was asked to end."""
 _POLL_S: Final = 0.05
 _KILLED_S: Final = 5.0
 """A killed process ends at once, unless it waits for a device that does not answer."""
-_SIGNALED: Final = 128
+SIGNALED: Final = 128
 """A shell adds this to the number of the signal that killed a process."""
 
 
@@ -211,5 +214,5 @@ class Watched:
                 " some or lower buffer_memory."
             )
         error = ChildDiedError(f"the daemon's process that did the work {how}", hint=hint)
-        error.exit_status = _SIGNALED - code if code < 0 else code or error.exit_status
+        error.exit_status = SIGNALED - code if code < 0 else code or error.exit_status
         return error

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import shlex
 
 from ciuic.catalog import damaged_manifests
 from ciuic.config.opening import open_configured
@@ -93,7 +94,7 @@ def _log_forgotten(settings: Settings, forgotten: list[SnapshotId], copy: str) -
             settings.top_retention_policy,
             first_few(forgotten),
             format_duration(settings.trash_s),
-            settings.snapshot_dir,
+            shlex.quote(settings.snapshot_dir),
         )
     else:
         _log.info(

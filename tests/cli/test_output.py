@@ -18,7 +18,7 @@ import pytest
 from ciuic.store.records.kinds import TREE
 from tests.cli.conftest import ODD_NAMES
 from tests.kit.hostile import HOSTILE, commit, directory, file, node
-from tests.kit.installed import Place, run
+from tests.kit.installed import Place, run, run_here
 
 Shape = dict[str, Any]
 
@@ -313,6 +313,22 @@ def test_status_names_a_configured_directory_that_does_not_exist(fresh):
     assert f"absent:  there is no directory {missing}, which is configured" in shown.out
     assert shown.code == 0
     assert fresh.run_here("status", "--json").document["absent_paths"] == [str(missing)]
+
+
+def test_the_newest_in_status_is_one_of_the_configured_directories(fresh):
+    other = fresh.directory / "other"
+    other.mkdir()
+    fresh.snapshot(str(other))
+    shown = fresh.run_here("status")
+    assert "newest:  no snapshot of the configured directories yet\n" in shown.out
+    assert fresh.run_here("status", "--json").document["newest"] is None
+    wanted = fresh.snapshot()
+    newest = fresh.snapshot(str(other))
+
+    document = fresh.run_here("status", "--json").document
+    assert document["newest"]["id"] == document["newest_here"]["id"] == wanted
+    assert f"newest:  {wanted} of " in fresh.run_here("status").out
+    assert f"newest:  {newest} of " in run_here("--store", fresh.store, "status").out
 
 
 def test_ls_and_find_documents_have_every_field(taken):

@@ -185,6 +185,32 @@ def test_a_list_can_be_narrowed_to_a_host_or_a_root(wide):
     assert "nowhere" in nothing.err
 
 
+@pytest.mark.parametrize(
+    ("command", "ids_in"),
+    [
+        (["log"], lambda found: [one["id"] for one in found]),
+        (["find", "log"], lambda found: [one["snapshot"] for one in found]),
+        (["timeline"], lambda found: [one["id"] for one in found["snapshots"]]),
+        (["stats", "--by", "path"], lambda found: found["snapshots"]),
+    ],
+    ids=["log", "find", "timeline", "stats"],
+)
+def test_other_commands_can_be_narrowed_to_a_host(wide, command, ids_in):
+    newest, *_ = ids(wide)
+
+    def found(host: str) -> list[str] | int:
+        return ids_in(wide.run_here(*command, "--json", "--host", host).document)
+
+    there, here = found("node-17.example.org"), found(os.uname().nodename)
+    nothing = wide.run_here(*command, "--host", "nowhere")
+    assert there in (1, [newest])
+    assert here == 2 or (newest not in here and (here or command == ["find", "log"]))
+    assert nothing.code == 0
+    hosts = ", ".join(sorted([os.uname().nodename, "node-17.example.org"]))
+    told = f"--host 'nowhere'; the hosts are {hosts}"
+    assert told in nothing.err
+
+
 def test_a_shortened_path_keeps_its_beginning_and_its_end(wide):
     done = shown(wide, 60, "find", "step_000200.safetensors")
 

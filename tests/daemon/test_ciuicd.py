@@ -20,6 +20,7 @@ from ciuic.model import ExcludeRules
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.directory.create import create_store
+from ciuic.store.records.layout import HEADER
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock
 from ciuic.verify.verify import verify_all
@@ -270,6 +271,18 @@ def test_a_snapshot_through_the_socket(machine):
     assert report["kind"] == "base"
     assert newest.tags == ("before the change",)
     assert request_status(store_path(machine))["last_report"]["id"] == newest.id
+
+
+def test_status_shows_the_daemon_of_a_store_that_cannot_be_opened(machine):
+    daemon = machine.start()
+    daemon.wait_for_log("no warnings")
+    (machine.store / HEADER).write_text("")
+
+    shown = ciuic("--store", machine.store, "status")
+
+    assert shown.code != 0
+    assert f"process {daemon.process.pid}" in shown.out
+    assert str(machine.store / HEADER) in shown.err
 
 
 def test_a_client_with_another_configuration_gets_a_snapshot_of_its_roots(machine):

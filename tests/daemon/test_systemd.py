@@ -217,6 +217,34 @@ def test_without_the_drop_in_a_bucket_is_one_sentence_that_names_it(boot):
     assert systemd.run("test", "-d", "/var/cache/ciuic").returncode == 0
 
 
+STARTS = f"""#!{sys.executable}
+import sys; sys.path.insert(0, {str(REPOSITORY)!r})
+from ciuic.system.clock import SystemClock
+from ciuicd.jobs.child import in_child
+from ciuicd.jobs.steps import all_steps
+from tests.kit import works
+work = works.ThreadedWork.do
+steps = in_child(work, clock=SystemClock(), is_cancelled=lambda: False, starts=True)
+print("threads:", all_steps(steps))
+"""
+"""Does some work as the daemon of a store in a bucket does."""
+
+
+def test_the_sandbox_lets_the_daemon_start_a_process_with_threads(boot):
+    systemd = boot(ELSEWHERE)
+    program = "/usr/local/bin/starts"
+    systemd.output("sh", "-c", f"echo {shlex.quote(STARTS)} > {program}; chmod 755 {program}")
+    drop_in = "/etc/systemd/system/ciuicd.service.d/starts.conf"
+    text = f"[Service]\nType=oneshot\nRestart=no\nExecStart=\nExecStart={program}\n"
+    systemd.output("install", "-D", "-m", "644", "/dev/null", drop_in)
+    systemd.output("sh", "-c", f"printf {shlex.quote(text)} > {drop_in}")
+    systemd.output("systemctl", "daemon-reload")
+
+    assert systemd.run("systemctl", "start", "ciuicd").returncode == 0, systemd.journal()
+
+    systemd.wait_for_journal("threads: 2")
+
+
 @pytest.mark.parametrize(
     ("unit", "limit"),
     [(UNIT, 25), (METRICS_UNIT, 11), (ALERTS_UNIT, 35), (COPY_UNIT, 40)],

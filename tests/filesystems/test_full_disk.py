@@ -163,6 +163,36 @@ def test_a_store_that_is_over_its_quota_frees_itself(tmp_path: Path) -> None:
         one.check_life()
 
 
+@pytest.mark.parametrize("left_bytes", [0, 128 * 1024])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prune_rewrites_packs_on_a_full_disk(tmp_path: Path, kind: str, left_bytes: int) -> None:
+    """Each snapshot of a run stores a new model, and a log that is kept: no pack is all garbage."""
+    with disk(kind, tmp_path, size_mib=KINDS[kind]) as place:
+        (tmp_path / "box").mkdir()
+        box = Box(tmp_path / "box", parity=0.04)
+        box.store = place.path / "store"
+        box.configure()
+        assert box.ciuic("init").code == 0
+        chance = random.Random(1)
+        for number in range(8):
+            (box.source / "model").write_bytes(chance.randbytes(2 * MIB))
+            (box.source / f"log {number}").write_bytes(chance.randbytes(150_000))
+            assert box.ciuic("snapshot").code == 0
+        assert box.ciuic("forget", "--policy", "last:1").code == 0
+        place.leave_free(left_bytes)
+
+        freed = box.ciuic("prune", "--trash", "0", "--json")
+
+        assert freed.code == 0, freed
+        assert freed.document["freed_bytes"] > 13 * MIB
+        assert freed.document["removed"]["bytes"] < MIB, "these need no room"
+        done = box.ciuic(
+            "restore", "-s", "latest", "-p", str(box.source), "-d", str(tmp_path / "o")
+        )
+        assert done.code == 0, done
+        assert photograph(tmp_path / "o" / "source") == photograph(box.source)
+
+
 def test_the_reserve_is_created_again_when_there_is_space(tmp_path: Path) -> None:
     with filled("ext4", tmp_path) as one:
         reserve = one.box.store / layout.RESERVE

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from ciuic import SnapshotManager
-from ciuic.errors import CorruptionError, StoreError, UnknownFormatError, UsageError
+from ciuic.errors import (
+    CorruptionError,
+    SnapshotNotFoundError,
+    StoreError,
+    UnknownFormatError,
+    UsageError,
+)
 from ciuic.store.store import open_store
 from ciuic.training.finding import dcp_snapshots
 from ciuic.training.retention.keeping import Keeper
@@ -257,6 +263,17 @@ def test_without_a_checkpoint_the_load_says_so(tmp_path):
         CheckpointException, match=r"no snapshot is a checkpoint of torch\.distributed"
     ):
         dcp.load({"w": torch.zeros(3)}, storage_reader=CiuicReader(tmp_path))
+
+
+def test_a_command_in_an_error_reaches_the_store(tmp_path):
+    with SnapshotManager(tmp_path) as manager:
+        manager.wait()
+    reader = CiuicReader(tmp_path, ref="cs-123456")
+
+    with pytest.raises(SnapshotNotFoundError) as caught:
+        reader.read_metadata()
+
+    assert f"'ciuic --store {tmp_path} list'" in caught.value.hint
 
 
 def test_saving_without_a_rank_that_commits_is_refused(tmp_path):

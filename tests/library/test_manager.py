@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -310,6 +312,24 @@ def test_a_damaged_snapshot_is_passed_over_and_named(tmp_path):
             flip_byte(pack, pack.stat().st_size // 2 + 1)
         with pytest.raises(CorruptionError, match=r"no snapshot in .* is undamaged"):
             manager.load_latest_snapshot()
+
+
+def test_a_command_in_an_error_reaches_the_store(tmp_path):
+    store = tmp_path / "it's mine"
+    with SnapshotManager(store) as manager:
+        manager.save_snapshot(state(1), wait=True)
+        with pytest.raises(SnapshotNotFoundError) as caught:
+            manager.load_snapshot("cs-123456")
+        assert caught.value.__notes__ == [caught.value.hint]
+        told = re.fullmatch("Run '(ciuic .* list)' to see .*", caught.value.hint)
+        assert ciuic(*shlex.split(told[1])[1:]).code == 0
+
+        shutil.rmtree(store / "snapshots")
+        with pytest.raises(CorruptionError) as caught:
+            manager.save_snapshot(state(2)).wait()  # another process raises it
+    told = re.search("run '(ciuic .* repair --apply)'", caught.value.hint)
+    assert ciuic(*shlex.split(told[1])[1:]).code == 0
+    assert len(SnapshotManager(store).list()) == 1
 
 
 def test_a_damaged_manifest_is_named(tmp_path):

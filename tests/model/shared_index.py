@@ -2,8 +2,8 @@
 
 docs/protocol.md, "Adding together, in a bucket". One chunk is at stake. Adders of this machine, its
 prune and its scrub open the index in turn; a prune of another machine removes packs meanwhile. Some
-packs hold the chunk damaged. A process may be killed at any moment: then the kernel releases its
-locks, and its lease stays.
+packs hold the chunk damaged. A scrub of another machine finds that, and leaves records of it. A
+process may be killed at any moment: then the kernel releases its locks, and its lease stays.
 
 A segment only says what is in a pack, also in one that is gone.
 """
@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 __all__ = [
     "Adder",
+    "Finder",
     "Index",
     "Merger",
     "Pruner",
@@ -66,6 +67,12 @@ class Rules:
     """A scrub points the index at a sound copy if the recorded one is damaged."""
     judge_reads: bool = True
     """A prune spares a condemned pack unless another one has the chunk sound."""
+    judge_ignores_records: bool = True
+    """A prune reads what stands in for a chunk, whatever the records of damage say."""
+    list_damage: bool = True
+    """An adder takes the records of damage from its listing of the packs."""
+    heed_damage: bool = True
+    """An adder relies on no copy that such a record names."""
 
 
 class Index(NamedTuple):
@@ -102,6 +109,8 @@ class Store(NamedTuple):
     sound: Packs = _NONE
     index: Index = Index()
     known: Packs = _NONE
+    records: Packs = _NONE
+    """Packs that records of damage name."""
     adding: Packs = _NONE
     writing: str = ""
     locked: str = ""
@@ -121,6 +130,8 @@ class _Local(NamedTuple):
 
     is_alone: bool = True
     shut: Packs = _NONE
+    damage: Packs = _NONE
+    """Packs that the records of damage in its last listing name."""
     before: Packs = _NONE
     present: Packs = _NONE
     read: Packs = _NONE
@@ -176,7 +187,15 @@ class Merger(NamedTuple):
     step: str = "merge"
 
 
-Process = Adder | Scrubber | Pruner | Merger
+class Finder(NamedTuple):
+    """A scrub of another machine: reads packs, and records what it has ``found``."""
+
+    name: str
+    step: str = "read"
+    found: Packs = _NONE
+
+
+Process = Adder | Scrubber | Pruner | Merger | Finder
 State = tuple[Store, tuple[Process, ...]]
 
 _REQUESTS: Final = frozenset({"list", "read lists", "commit"})
@@ -277,6 +296,8 @@ def _steps(
             found = _scrub(rules, store, one)
         elif isinstance(one, Pruner):
             found = _prune(rules, store, one)
+        elif isinstance(one, Finder):
+            found = _find(store, one)
         else:
             gone = _NONE.union(*(packs for _, packs in store.verdicts))
             found = iter([(store._replace(segments=store.segments - gone), _ended(one))])
@@ -296,10 +317,14 @@ def _add(rules: Rules, store: Store, me: Adder) -> Iterator[tuple[Store, Process
             local = local._replace(is_alone=is_alone)
             is_leased = is_alone or rules.lease_each
             step = "lease" if is_leased else "read condemned"
-            yield after, me._replace(step=step, local=local, knew=store.known)
+            knew = store.known | store.records
+            yield after, me._replace(step=step, local=local, knew=knew)
         case "look up":
             index = store.index if local.private is None else local.private
-            is_usable = index.place and not (rules.heed_condemned and index.place in local.shut)
+            is_usable = index.place and not (
+                (rules.heed_condemned and index.place in local.shut)
+                or (rules.heed_damage and index.place in local.damage)
+            )
             if not is_usable:
                 first = "upload" if rules.record_after_upload else "record mine"
                 yield store, me._replace(step=first)
@@ -321,7 +346,7 @@ def _add(rules: Rules, store: Store, me: Adder) -> Iterator[tuple[Store, Process
                 yield store, me._replace(step=step)
                 return
             locked = "" if rules.commit_index_first else me.name
-            index = _with(rules, store.index, {me.name}, local.shut)
+            index = _with(rules, store.index, {me.name}, local)
             yield store._replace(index=index, locked=locked), me._replace(step=step)
         case "commit":
             after = store._replace(locked="" if store.locked == me.name else store.locked)
@@ -347,7 +372,7 @@ def _opened(store: Store, me: Adder, local: _Local) -> tuple[Store, Adder]:
     if me.renews:
         local = _Local(is_alone=False, private=local.private)
         return after, me._replace(step="lease", renews=False, local=local)
-    local = _Local(is_alone=False, shut=local.shut, private=local.private)
+    local = _Local(is_alone=False, shut=local.shut, damage=local.damage, private=local.private)
     return after, me._replace(step="look up", local=local)
 
 
@@ -369,14 +394,15 @@ def _drop_from(rules: Rules, index: Index) -> Index:
     return index._replace(place="", is_lost=True, checked=checked)
 
 
-def _with(rules: Rules, index: Index, packs: Packs | set[str], shut: Packs) -> Index:
+def _with(rules: Rules, index: Index, packs: Packs | set[str], me: _Local) -> Index:
     """Record packs, those that are shut first."""
-    for pack in sorted(packs, key=lambda one: (one not in shut, one)):
+    unusable = me.shut | me.damage
+    for pack in sorted(packs, key=lambda one: (one not in me.shut, one)):
         place = index.place
         is_damaged = index.is_lost and pack in index.checked
         if not place and not is_damaged:
             place = pack
-        leaves = place in shut and pack not in shut
+        leaves = place in unusable and pack not in unusable
         if leaves and not (is_damaged and rules.shun_damaged_for_shut):
             place = pack
         index = index._replace(recorded=index.recorded | {pack}, place=place)
@@ -416,7 +442,7 @@ def _open(
             yield store._replace(locked=name), me, ahead
         case "list":
             present = store.packs if rules.list_decides else store.packs | store.segments
-            yield store, me._replace(present=present), ahead
+            yield store, me._replace(present=present, damage=_listed(rules, store)), ahead
         case "read lists":
             there = store.packs | store.segments
             yield store, me._replace(read=me.read | (me.present & there)), ahead
@@ -434,8 +460,12 @@ def _open(
         case "fill":
             known = me.private or Index()
             kept = Index(is_lost=known.is_lost, checked=known.checked)
-            private = _with(rules, kept, store.packs, me.shut)
-            yield store, me._replace(private=private), ""
+            me = me._replace(damage=_listed(rules, store))
+            yield store, me._replace(private=_with(rules, kept, store.packs, me)), ""
+
+
+def _listed(rules: Rules, store: Store) -> Packs:
+    return store.records if rules.list_damage else _NONE
 
 
 def _recorded(rules: Rules, store: Store, me: _Local) -> tuple[Store, _Local, str]:
@@ -445,7 +475,7 @@ def _recorded(rules: Rules, store: Store, me: _Local) -> tuple[Store, _Local, st
         present |= recorded - me.before
     me = me._replace(present=present, read=me.read | (present & recorded))
     if recorded <= present:
-        index = _with(rules, store.index, (present & me.read) - recorded, me.shut)
+        index = _with(rules, store.index, (present & me.read) - recorded, me)
         return store._replace(index=index, locked=""), me, ""
     if me.is_alone:
         return _rebuilt(rules, store, me)
@@ -457,7 +487,7 @@ def _recorded(rules: Rules, store: Store, me: _Local) -> tuple[Store, _Local, st
 def _rebuilt(rules: Rules, store: Store, me: _Local) -> tuple[Store, _Local, str]:
     old = store.index if rules.rebuilt_knows_damage else Index()
     index = Index(is_lost=old.is_lost, checked=old.checked)
-    index = _with(rules, index, me.present & me.read, me.shut)
+    index = _with(rules, index, me.present & me.read, me)
     return store._replace(index=index, locked=""), me, ""
 
 
@@ -485,6 +515,13 @@ def _scrub(rules: Rules, store: Store, me: Scrubber) -> Iterator[tuple[Store, Pr
         case _:
             for after, local, step in _open(rules, store, me.name, me.local, me.step):
                 yield after, me._replace(step=step or "record damage", local=local)
+
+
+def _find(store: Store, me: Finder) -> Iterator[tuple[Store, Process]]:
+    if me.step == "read":
+        yield store, me._replace(step="record", found=store.packs & store.damaged)
+    else:
+        yield store._replace(records=store.records | me.found), _ended(me)
 
 
 def _prune(rules: Rules, store: Store, me: Pruner) -> Iterator[tuple[Store, Process]]:
@@ -556,5 +593,5 @@ def _judged(rules: Rules, store: Store, me: Pruner) -> Packs:
     others = store.condemned - {(me.name, me.condemns)}
     open_packs = store.packs - me.condemns - store._replace(condemned=others).shut
     if rules.judge_reads:
-        open_packs -= store.damaged
+        open_packs -= store.damaged if rules.judge_ignores_records else store.records
     return going if open_packs else _NONE

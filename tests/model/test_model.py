@@ -1,9 +1,10 @@
 """A store is compared with a dictionary: each snapshot equals the source of its time.
 
 Hypothesis draws the steps: files change; snapshots are taken, forgotten, brought back, pinned and
-pruned; processes are killed at a durable step; packs rot; the chunk index is lost. The dictionary
-has the state of the source for each snapshot. After every step, the store must list the same
-snapshots, and restore one of them bit for bit. A long run: HYPOTHESIS_PROFILE=long.
+pruned; processes are killed at a durable step; packs rot; records of damage are wrong; the chunk
+index is lost. The dictionary has the state of the source for each snapshot. After every step, the
+store must list the same snapshots, and restore one of them bit for bit. A long run:
+HYPOTHESIS_PROFILE=long.
 """
 
 import contextlib
@@ -46,9 +47,11 @@ from ciuic.maintain.repair.plan import plan_repair
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.model import SnapshotSummary, newest_first
 from ciuic.retention import parse_policy
+from ciuic.store.damage_records import note_read
 from ciuic.store.gc.usage import DEAD_FRACTION
 from ciuic.store.health.inspect import pack_frames
 from ciuic.store.index.database import IndexDamagedError
+from ciuic.store.records.damage import ByteSpan, KnownDamage
 from ciuic.store.records.kinds import DATA
 from ciuic.store.store import open_store
 from ciuic.system.hashing import data_id
@@ -535,6 +538,15 @@ class StoreMachine(RuleBasedStateMachine):
         named = [self._check(name, expected) for name, expected in self.live.items()]
         assert not (any(named) and self.box.verify().ok)
         self._repair()
+
+    @rule(at=which, where=which)
+    def a_record_of_damage_is_wrong(self, at: int, where: int) -> None:
+        with open_store(str(self.box.store)) as store:
+            sizes = sorted(store.pack_files().items())
+            if sizes:
+                pack_id, size_bytes = sizes[at % len(sizes)]
+                begin = where % size_bytes
+                note_read(store, pack_id, [ByteSpan(begin, begin + 10_000)], KnownDamage())
 
     @rule(at=which, where=which)
     @only_if(lambda self: self.live)

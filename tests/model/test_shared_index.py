@@ -11,6 +11,7 @@ import pytest
 
 from tests.model.shared_index import (
     Adder,
+    Finder,
     Index,
     Merger,
     Process,
@@ -24,7 +25,7 @@ from tests.model.shared_index import (
 A1, A2, READER = Adder("x1"), Adder("x2"), Adder("x1", reads=True)
 COPY = Adder("x1", renews=True)
 AWAY, PRUNE, SCRUB = Pruner("p", step="choose"), Pruner("l"), Scrubber("c")
-MERGER = Merger("m")
+MERGER, FINDER = Merger("m"), Finder("f")
 OLD, TWO = frozenset(["old"]), frozenset(["old", "two"])
 
 
@@ -42,6 +43,11 @@ ALL_DAMAGED = stored(TWO, damaged=TWO, mixed=OLD)
 KNOWN = HALF_DAMAGED._replace(
     index=Index(TWO | {"three"}, "two", is_lost=True, checked=OLD), known=OLD
 )
+DAMAGED = stored(OLD, damaged=OLD, mixed=OLD)
+# The record names the sound copy, and no machine knows the damage.
+WRONG = HALF_DAMAGED._replace(
+    committed=frozenset("S"), sound=frozenset("S"), records=frozenset(["two"])
+)
 # The index was filled from segments, and no verdict deletes the pack that they list.
 GONE = Store(segments=OLD, index=Index(OLD, "old"))
 
@@ -51,7 +57,11 @@ WALKS: dict[str, tuple[Store, tuple[Process, ...]]] = {
     "a prune of another machine, two copies": (NEEDED, (A1, A2, AWAY)),
     "a copy and a prune of another machine": (UNNEEDED, (COPY, A2, AWAY)),
     "a merger and a prune of another machine": (UNNEEDED, (A1, AWAY, MERGER)),
-    "a scrub": (stored(OLD, damaged=OLD, mixed=OLD), (A1, A2, SCRUB)),
+    "a scrub": (DAMAGED, (A1, A2, SCRUB)),
+    "damage that another machine finds": (DAMAGED, (A1, A2, FINDER)),
+    "damage that another machine finds, and a copy": (DAMAGED, (COPY, A2, FINDER)),
+    "damage that two machines find": (ALL_DAMAGED, (A1, SCRUB, FINDER)),
+    "a wrong record of damage": (WRONG, (A1, SCRUB, AWAY)),
     "damage, a scrub and a prune of another machine": (HALF_DAMAGED, (A1, SCRUB, AWAY)),
     "damage that is known": (KNOWN, (A1, A2, AWAY)),
     "damage that an adder finds": (ALL_DAMAGED, (READER, A2, AWAY)),

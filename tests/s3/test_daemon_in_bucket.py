@@ -4,97 +4,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
-from ciuic.control import request_status
 from tests.kit.ceph import ACCESS_KEY, SECRET_KEY
 from tests.kit.daemon import DEADLINE_S, wait_until
-from tests.kit.machine import MIB, Machine
+from tests.kit.machine import MIB
 from tests.kit.place_contract import keys
-from tests.kit.program import environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
-
-MORE = (
-    "snapshot_interval = 365d\nretention_policy = last:2\ntrash = 0s\nscrub_budget = 1h\n"
-    "io_priority = none\n"
-)
-
-
-@pytest.fixture
-def daemon(run, address):
-    """Return functions that start a daemon and run its other commands; all daemons are ended."""
-    started = []
-    state = run.directory / "state"
-    state.mkdir()
-    environ = {**run.environ, "STATE_DIRECTORY": str(state), "TMPDIR": str(run.directory)}
-    text = run.text.replace("retention_policy = last:1\n", "")
-    run.config.write_text(text + MORE)
-
-    class Daemons:
-        log = run.directory / "daemon.log"
-
-        @staticmethod
-        def configure(*lines, interval="365d"):
-            more = "".join(f"{line}\n" for line in lines)
-            run.config.write_text(text + MORE.replace("365d", interval) + more)
-
-        @staticmethod
-        def command(*arguments):
-            return [sys.executable, "-m", "ciuicd", "--config", str(run.config), *arguments]
-
-        def start(self):
-            with self.log.open("ab") as log:
-                process = subprocess.Popen(
-                    self.command(), stdout=log, stderr=log, env=environment(environ)
-                )
-            started.append(process)
-            wait_until("a daemon answers or ends", lambda: self.status() or process.poll())
-            return process
-
-        def status(self):
-            found = list((run.directory / "cache").rglob("control.sock"))
-            return request_status(str(found[0].parent)) if found else None
-
-        def said(self):
-            return self.log.read_text()
-
-        def wait_for(self, text):
-            wait_until(f"{text!r} in the log", lambda: text in self.said())
-
-        def do(self, *arguments, code=0):
-            done = subprocess.run(
-                self.command(*arguments),
-                env=environment(environ),
-                capture_output=True,
-                text=True,
-                timeout=DEADLINE_S,
-                check=False,
-            )
-            assert done.returncode == code, done.stderr
-            assert SECRET_KEY not in done.stderr
-            return done.stderr
-
-    yield Daemons()
-    for process in started:
-        process.kill()
-        process.wait(DEADLINE_S)
-    if Daemons.log.exists():
-        said = Daemons.log.read_text()
-        print(said)
-        assert SECRET_KEY not in said
-        assert ACCESS_KEY not in said
-        assert "Traceback" not in said
-
-
-@pytest.fixture
-def elsewhere(server, address, tmp_path):
-    """Another machine."""
-    return Machine(address, server, server.endpoint, tmp_path / "elsewhere")
 
 
 def test_a_daemon_serves_a_bucket(run, daemon, elsewhere, source):
@@ -194,6 +114,33 @@ def test_a_daemon_scrubs_a_bucket_and_tells_of_damage(run, daemon, elsewhere, so
     assert place.keys("leases") == set()
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_list_says_what_is_known_of_damage_in_a_bucket(run, elsewhere, source):
+    run("init")
+    run("snapshot")
+    place = elsewhere.place()
+    sizes = {listed.key: listed.size_bytes for listed in place.list("packs")}
+
+    def listed_after_damage_to(keys):
+        for key in keys:
+            data = bytearray(place.get(key, sizes[key]))
+            for at in range(100, len(data) - 200, 100):
+                data[at] ^= 1
+            place.put(key, bytes(data))
+        run("scrub", code=4)
+        [snapshot] = json.loads(run("list", "--json").partition("\nciuic: ")[0])
+        return snapshot["damaged"], run("list")
+
+    whole, files, trees = run("list"), max(sizes, key=sizes.get), min(sizes, key=sizes.get)
+    known, shown = listed_after_damage_to([files])
+    assert known is None
+    assert "1 snapshot not checked for lost content" in shown
+    assert "not checked" not in whole
+    known, shown = listed_after_damage_to([trees])
+    assert known is True
+    assert "damaged" in shown
+    assert "not checked" not in shown
 
 
 def test_without_a_budget_a_daemon_reads_no_pack_of_a_bucket(run, daemon):
@@ -309,6 +256,15 @@ def test_a_credentials_file_that_cannot_be_used_fails_snapshots_until_it_can(
     assert "has no access key" in run("snapshot", code=2)
     written_key(key_file, "unknown", "secret")
     assert "403 InvalidAccessKeyId" in run("snapshot", code=1)
+    shown = run("status", code=1)
+    assert f"daemon:  idle, process {process.pid}" in shown
+    assert "403 InvalidAccessKeyId" in shown.splitlines()[-2]
+    document = json.loads(run("status", "--json", code=1).partition("\n}\n")[0] + "}")
+    assert document["daemon"]["pid"] == process.pid
+    assert "InvalidAccessKeyId" in document["error"]["message"]
+    run("pause")  # asks the bucket nothing
+    assert daemon.status()["paused"]
+    run("resume")
     key_file.write_bytes(good)
     key_file.chmod(0o644)
     assert f"chmod 600 {key_file}" in run("snapshot", code=2)

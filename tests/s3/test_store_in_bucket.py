@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import signal
@@ -11,7 +12,13 @@ import time
 import pytest
 
 from ciuic.errors import CommitUncertainError, OfflineError, StoreError, UnsupportedError
+from ciuic.maintain.prune.bucket.prune import prune_bucket
+from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
+from ciuic.maintain.scrub.bucket import Bucket
+from ciuic.maintain.scrub.scrub import scrub
+from ciuic.store.addressed import open_at_address
 from ciuic.store.store import open_store
+from ciuic.system.clock import SystemClock
 from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import SECRET_KEY
 from tests.kit.machine import Machine
@@ -207,8 +214,42 @@ def test_damage_in_a_bucket_is_found_and_named(machine, other, source, tmp_path,
     (restored,) = (tmp_path / "out").rglob("source")
     assert content(restored).items() <= content(source).items()
     machine.take(source)
-    if damage != "changed":
-        assert other.verify().snapshots[0].ok  # the next snapshot stores the missing chunks again
+    assert other.verify().snapshots[0].ok  # the next snapshot stores the missing chunks again
+
+
+def test_what_one_machine_finds_damaged_another_one_stores_again(
+    machine, other, proxy, source, tmp_path
+):
+    machine.take(source)
+    other.take(source)
+    place = other.place()
+    largest = max(place.list("packs"), key=lambda listed: listed.size_bytes)
+    data = bytearray(place.get(largest.key, largest.size_bytes))
+    data[4 * MIB : 4 * MIB + 5] = b"wrong"
+    place.put(largest.key, bytes(data))
+    opened = functools.partial(open_at_address, other.address, other.environ, other.options)
+
+    assert len(scrub(Bucket(opened), clock=SystemClock()).damaged) == 1
+    assert machine.take(source).new_bytes > 0
+    asked = []
+    for _ in range(3):
+        before = len(proxy.requests)
+        assert machine.take(source).new_bytes == 0
+        asked.append(proxy.requests[before:])
+    fewest = min(asked, key=len)
+    assert len(fewest) <= 10, "\n".join(fewest)
+
+    with opened(write=True, removes=True) as store:
+        apply_in_bucket(store, plan_in_bucket(store))
+    with opened(write=True, removes=True) as store:
+        prune_bucket(store, trash_s=0, now_ns=time.time_ns(), clock=SystemClock())
+    assert largest.key not in place.keys("packs")
+    assert not [key for key in place.keys("packs") if "damaged" in key]
+    assert machine.verify().ok
+    assert other.verify().ok
+    other.restore(source, tmp_path / "out")
+    (restored,) = (tmp_path / "out").rglob("source")
+    assert content(restored) == content(source)
 
 
 def test_what_removes_is_refused(machine):

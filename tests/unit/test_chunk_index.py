@@ -14,7 +14,8 @@ from ciuic.store.format import frame, pack
 from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index.places import ChunkPlace, Emptied
-from ciuic.store.records import kinds
+from ciuic.store.records import kinds, layout
+from ciuic.store.records.damage import KnownDamage
 from ciuic.system.hashing import data_id
 
 
@@ -540,3 +541,53 @@ def test_a_signal_ends_a_long_query_and_the_index_stays_usable(index):
     index.add_pack(name_of(1), 1000, packed)
     index.commit()
     assert index.places([data_id(b"one")])
+
+
+def damaged(*places):
+    names = [
+        layout.damage_name(
+            place.pack_id, place.offset_bytes, place.offset_bytes + place.frame_bytes, os.urandom(8)
+        )
+        for place in places
+    ]
+    return KnownDamage(names)
+
+
+def test_a_damaged_copy_counts_for_reads_alone_until_another_pack_has_the_chunk(index):
+    one, other = data_id(b"one"), data_id(b"other")
+    index.add_pack(name_of(1), 1000, frames_of([b"one"], [b"other"]))
+    index.damage = damaged(index.places([one])[one])
+
+    assert index.usable([one, other]) == {other}
+    assert index.places([one])[one].pack_id == name_of(1)
+    index.add_pack(name_of(2), 500, frames_of([b"one"], [b"other"]))
+
+    assert index.places([one])[one].pack_id == name_of(2)
+    assert index.places([other])[other].pack_id == name_of(1)
+    assert index.usable([one, other]) == {one, other}
+
+
+def test_a_damaged_copy_gives_way_to_no_other_damaged_copy(index):
+    one = data_id(b"one")
+    index.add_pack(name_of(1), 1000, frames_of([b"one"]))
+    (place,) = index.places([one]).values()
+    index.damage = damaged(place, place._replace(pack_id=name_of(2)))
+
+    index.add_pack(name_of(2), 500, frames_of([b"one"]))
+
+    assert index.places([one])[one] == place
+    assert index.usable([one]) == set()
+
+
+def test_a_delta_is_as_usable_as_what_is_below_it(index):
+    base, delta = data_id(b"base"), data_id(b"next")
+    index.add_pack(name_of(1), 1000, frames_of([b"base"]))
+    index.add_pack(name_of(2), 1000, delta_frames((b"next", b"base")))
+    assert not index.is_damaged(delta)
+    for chunk_id in (base, delta):
+        index.damage = damaged(index.places([chunk_id])[chunk_id])
+        assert index.is_damaged(delta)
+        assert index.usable([base, delta]) == {base} - {chunk_id}
+    index.damage = damaged(index.places([base])[base])
+    index.remove_pack(name_of(1))
+    assert not index.is_damaged(delta), "its chain is broken, so any other copy replaces it"

@@ -120,7 +120,7 @@ def test_nothing_is_fetched_ahead_of_the_expected_range(place, tmp_path):
 
 def test_the_pack_that_is_read_next_is_fetched_ahead_of_the_end_of_this_one(place, tmp_path):
     packs = PackObjects(place, Segments(place, str(tmp_path)), str(tmp_path))
-    first, second, third = os.urandom(20 * MIB), os.urandom(16 * MIB), os.urandom(5 * MIB)
+    first, second, third = os.urandom(20 * MIB), os.urandom(32 * MIB), os.urandom(5 * MIB)
     opened = []
     for number, data in enumerate((first, second, third)):
         pack_id = PackId(bytes([number]) * 32)
@@ -133,13 +133,13 @@ def test_the_pack_that_is_read_next_is_fetched_ahead_of_the_end_of_this_one(plac
         fetch.data.result()
 
     ranges = [(part.begin_bytes, part.end_bytes) for part in place.asked]
-    begins = [*range(0, 20 * MIB, 4 * MIB), *range(0, 16 * MIB, 4 * MIB)]
+    begins = [*range(0, 20 * MIB, 4 * MIB), *range(0, 32 * MIB, 4 * MIB)]
     assert sorted(ranges) == sorted((begin, begin + 4 * MIB) for begin in begins), (
         "all of the second pack, and nothing of the third"
     )
     in_turn(opened[1], second, MIB)
     in_turn(opened[2], third, MIB)
-    assert sum(part.length_bytes for part in place.asked) == 41 * MIB
+    assert sum(part.length_bytes for part in place.asked) == 57 * MIB
 
 
 def test_a_pack_that_goes_while_it_is_fetched_ahead_is_missing(place, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from ciuic.source import roots
 from ciuic.source.roots import absent_roots
+from ciuic.system.workers import asking
 
 
 def test_a_root_that_is_no_directory_is_absent(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_a_file_system_that_does_not_answer_delays_nothing(
         return asked(path)
 
     monkeypatch.setattr(roots.os, "stat", stat)
-    monkeypatch.setattr(roots, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(asking, "_ANSWER_S", 1.0)
 
     absent = absent_roots([str(tmp_path / "dtaa"), "/hangs", str(tmp_path / "never asked")])
 

@@ -124,7 +124,7 @@ def test_a_restore_reads_bases_from_the_files_that_it_has_written(tmp_path, mach
 
 
 def test_files_that_were_stored_in_turn_need_no_room_in_the_cache(tmp_path, fetched, monkeypatch):
-    monkeypatch.setattr(parts, "_MEMORY_BYTES_MAX", 8 * MIB)
+    monkeypatch.setattr(parts, "_MEMORY_BYTES_MAX", 16 * MIB)
     kept = []
     take_slot = parts.Spill.take_slot
     monkeypatch.setattr(parts.Spill, "take_slot", lambda one: kept.append(1) or take_slot(one))

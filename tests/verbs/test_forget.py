@@ -31,7 +31,7 @@ from ciuic.maintain.label import change_tags, set_pinned
 from ciuic.maintain.prune.apply import apply_prune
 from ciuic.maintain.prune.plan import plan_prune
 from ciuic.maintain.scrub.scrub import scrub
-from ciuic.model import ExcludeRules, SnapshotSummary
+from ciuic.model import ExcludeRules, SnapshotSummary, newest_first
 from ciuic.retention import parse_policy
 from ciuic.store import store as store_module
 from ciuic.store.records.mark import Mark, encode_mark
@@ -354,6 +354,25 @@ def test_a_clock_that_is_wrong_hinders_nothing(taken: Box, now_ns: int) -> None:
         assert [one.forgotten_ns for one in store.trash.read()] == [max(0, now_ns)]
         store.trash.bring_back(known[0])
     assert names(taken) == known
+
+
+def test_what_alone_shows_the_order_after_a_wrong_clock_stays(box: Box) -> None:
+    def taken_after(seconds: int) -> SnapshotId:
+        (box.source / "file").write_text(str(seconds))
+        return box.take(clock=ManualClock(NOW_NS + seconds * 10**9)).id
+
+    def in_order() -> list[SnapshotId]:
+        return [one.id for one in newest_first(box.snapshots())]
+
+    ahead, between, newest = map(taken_after, (-50, -100, -200))
+    assert in_order() == [newest, between, ahead]
+    with open_store(str(box.store)) as store, pytest.raises(UsageError) as caught:
+        plan_forget_by_id(store, [between], NOW_NS)
+    assert str(caught.value).startswith(f"{between} shows that {newest} is newer than {ahead}")
+
+    latest = taken_after(0)
+    forget(box, between)
+    assert in_order()[0] == latest
 
 
 def test_a_forgotten_snapshot_is_not_found_and_the_hint_says_how_to_bring_it_back(

@@ -47,6 +47,23 @@ def failed(site: Served, **work: object) -> Any:
     return job["error"]
 
 
+def test_a_restore_over_a_file_that_a_program_is_writing_is_refused(
+    site: tuple[Box, Served, list[str]],
+) -> None:
+    box, running, ids = site
+    weights = box.source / "weights.npy"
+    work = {"do": "restore", "snapshot": ids[0], "paths": [str(weights)], "overwrite": True}
+    with weights.open("wb") as file:
+        file.write(b"new")
+        file.flush()
+        error = failed(running, **work, dry_run=False)
+        assert weights.read_bytes() == b"new"
+    assert str(weights) in error["message"]
+    assert error["kind"] == "target"
+    assert done(running, **work, dry_run=False)["written_files"] == 1
+    assert np.load(weights)[0] == 1
+
+
 def test_what_is_found_after_a_job_was_found_after_it(box: Box) -> None:
     (box.source / "a").write_text("x")
     none = "there is none yet"

@@ -1,5 +1,6 @@
 """What the HTTP API answers, asked of the real server."""
 
+import html
 import json
 import os
 import re
@@ -382,6 +383,18 @@ def test_the_overview_is_what_doctor_says(site: Served, site_box: Box):
     assert found["level"] == ("warning" if said["ok"] else "problem")
     assert found["newest"]["id"] == site_box.snapshots()[0].id
     assert quote(str(site_box.store)) == quote(found["store"])
+
+
+def test_a_command_in_an_error_reaches_the_store(box: Box):
+    with served(box) as site:
+        answered = site.ask("/v1/snapshots/cs-000000").document["error"]["hint"]
+        page = site.ask("/snapshots/cs-000000").body.decode()
+        job = site.start(do="verify", snapshot="cs-000000", checksum=False).document["id"]
+        ended = site.ended(job)["error"]["hint"]
+    command = f"ciuic --config {box.config} list"
+    assert f"'{command}'" in answered
+    assert f"'{command}'" in ended
+    assert command in html.unescape(page)
 
 
 def test_the_overview_shows_what_was_checked_and_the_last_drill(box: Box, tmp_path: Path):

@@ -192,6 +192,7 @@ def test_the_timeline_says_what_was_not_read_and_what_a_scrub_has_found(
 
     assert before["unchecked_packs"] > 0
     assert "not read since written" in said
+    assert f"<code>ciuic --store {box.store} scrub</code>" in said
     assert {one["id"]: one["state"] for one in after["markers"]}[ids[1]] == "damaged"
     assert after["unchecked_packs"] == 0
     assert "not read since written" not in later

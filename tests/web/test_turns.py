@@ -38,11 +38,11 @@ program()
 
 
 class Server(contextlib.ExitStack):
-    """A server whose comparisons end when it is told so."""
+    """A server whose comparisons end when it is told so, or another program with a server."""
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: Box, program: str = ANSWERS_WHEN_TOLD) -> None:
         super().__init__()
-        command = [sys.executable, "-c", ANSWERS_WHEN_TOLD, "--config", str(box.config), "web"]
+        command = [sys.executable, "-c", program, "--config", str(box.config), "web"]
         self.process = self.enter_context(
             subprocess.Popen(
                 command,
@@ -100,6 +100,62 @@ def test_comparisons_that_were_given_up_do_not_keep_the_page_from_answering(serv
     assert page["store"]
     assert len(begun) == 2
     assert server.said() == "last", "a request that was given up has begun nevertheless"
+
+
+WAITS_FOR_ITS_CLIENT = """
+import functools, sys
+from ciuic.cli.entry import program
+from ciuic.errors import CancelledError
+from ciuic.timeline import compare, run_compare
+from ciuic.web.history import turns
+from ciuic.web.history.runs import Runs
+from ciuic.web.history.timelines import Timelines
+
+def waiting(step):
+    def wait(*arguments):
+        print("begun", flush=True)
+        assert turns._gone.get().wait(60)
+        return step(*arguments)
+    return wait
+
+def ending(method):
+    @functools.wraps(method)
+    def end(*arguments, **more):
+        try:
+            found = method(*arguments, **more)
+        except CancelledError:
+            print("ended early", flush=True)
+            raise
+        print("ended", flush=True)
+        return found
+    return end
+
+compare.metrics_of = waiting(compare.metrics_of)
+run_compare._last = waiting(run_compare._last)
+Timelines.compare = ending(Timelines.compare)
+Runs.compare = ending(Runs.compare)
+sys.argv[0] = "ciuic"
+program()
+"""
+"""A server whose comparisons go on when their clients are gone."""
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/compare?id={0}&id={1}", "/compare?id={0}&id={1}", "/v1/runs/compare?run=a&run=b"]
+)
+def test_a_comparison_ends_when_its_client_is_gone(box: Box, path: str) -> None:
+    ids = []
+    for tag in ("a", "b"):
+        (box.source / "file").write_text(tag)
+        ids.append(box.take(tags=(tag,)).id)
+    with Server(box, WAITS_FOR_ITS_CLIENT) as server:
+        client = server.ask(path.format(*ids))
+        assert server.said() == "begun"
+        client.close()
+        said = server.said()
+        while said == "begun":  # with the next run
+            said = server.said()
+    assert said == "ended early"
 
 
 def test_other_files_beside_those_of_the_page_are_left_alone(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.prune.plan import free_bytes
 from ciuic.maintain.prune.report import PruneCounts, PrunePlan, PruneReport
 from ciuic.maintain.watch import OnProgress, cancel_check
+from ciuic.store.damage_records import forget_gone_packs
 from ciuic.store.gc.remove import Removals, remove_parity
 from ciuic.store.gc.rewrite import Rewriter, Rewritten, point_at_retained
 from ciuic.store.gc.rewrite_output import (
@@ -102,6 +103,7 @@ def apply_prune(
     with Removals(store.path) as removals:
         removals.begin_with(functools.partial(_expire, store, plan))
         rewritten = _remove_and_rewrite(work, removals)
+    forget_gone_packs(store)
     store.prune_mark.clear()
     return report_of(work, rewritten, dry_run=False)
 

@@ -26,6 +26,7 @@ from ciuic.maintain.repair.report import PARITY, BadManifest, BadPack, RepairPla
 from ciuic.maintain.repair.sources import Origin
 from ciuic.maintain.repair.storing import store_again
 from ciuic.maintain.watch import OnProgress
+from ciuic.store.damage_records import forget_gone_packs, note_read
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import open_regular, read_at
 from ciuic.store.health.salvage import listed_or_salvaged
@@ -178,6 +179,7 @@ class _Steps:
         sync_packs(self._store.path)
         checked_ns = self._clock.now_ns()
         self._store.index.add_checked_pack(pack_id, size, frames, checked_ns)
+        note_read(self._store, pack_id, (), self._store.packs.damage())
         with contextlib.suppress(UnreachableError):  # the next repair reports it
             if self._parity and inspect_parity(self._store.path, pack_id):
                 self.add_parity(pack_id)
@@ -217,6 +219,7 @@ class _Steps:
         self._store.index_keeper.renew()
         index.drop_chunks(list(lost))
         index.commit()
+        forget_gone_packs(self._store)
 
     def add_parity(self, pack_id: PackId) -> None:
         """Write the missing parity of a sound pack."""

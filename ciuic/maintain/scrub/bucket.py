@@ -1,6 +1,6 @@
 """What is scrubbed: a store in a bucket.
 
-Each pack is read whole into memory. What the scrub finds is recorded in the chunk index of this
+Each pack is read whole into memory. When a pack was read is recorded in the chunk index of this
 machine alone, so each machine scrubs for itself.
 """
 

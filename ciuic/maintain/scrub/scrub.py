@@ -6,9 +6,8 @@ moment, and the next scrub continues: a little every day is enough.
 
 Damage is reported as packs -> chunks -> files -> snapshots, each once. Chunks that are no longer in
 any pack are removed from the chunk index. The next snapshot that still finds their bytes stores
-them again, which repairs every snapshot that needs them. In a bucket, the chunk index is that of
-one machine: the snapshots of another one may still rely on the damaged chunk, if no pack has it
-sound.
+them again, which repairs every snapshot that needs them. Records of the damage tell other machines,
+whose chunk indexes may name the damaged copy: see ``damage_records``.
 
 No lock keeps the store at its path while packs are read. If its disk is unmounted, or a different
 store appears at its path, the scrub ends: a pack that is missing there is not damage.
@@ -34,12 +33,14 @@ from ciuic.maintain.scrub.report import (
 )
 from ciuic.maintain.scrub.subject import Directory, Subject
 from ciuic.model import PathWarning
+from ciuic.store.damage_records import note_read
 from ciuic.store.health.inspect import PackCheck
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index.places import CheckRecord
 from ciuic.store.index.records import GONE, UNNAMED
 from ciuic.store.index_keeper import PackLists
 from ciuic.store.records import layout
+from ciuic.store.records.damage import ByteSpan, KnownDamage
 from ciuic.store.store import Store
 from ciuic.system.buffers import prepare_for_bulk
 from ciuic.system.clock import Clock
@@ -126,6 +127,7 @@ class _Scrub:
         self._waiting: list[tuple[PackCheck, int]] = []
         self._lost: dict[ChunkId, PackId] = {}
         self._elsewhere: dict[PackId, dict[ChunkId, PackId]] = {}
+        self._on_record = KnownDamage()
 
     def run(
         self, budget: Budget, rest_s: float, progress: OnProgress | None, *, manifests: bool
@@ -165,6 +167,7 @@ class _Scrub:
             self._checks = recorded_checks(store)
             recorded = recorded_packs(store)
             start = _Start(store.pack_files(), recorded, store.unreachable_packs())
+            self._on_record = store.packs.damage()
             if manifests:
                 self._report.manifests = self._subject.damaged_manifests(store)
         return start
@@ -234,6 +237,8 @@ class _Scrub:
         report.read_bytes += check.read_bytes
         if check.what:
             self._note_damage(check)
+        if not check.unknown:
+            self._share(check)
         # Record after reporting: a recorded damage is not reported as new again.
         self._waiting.append((check, self._clock.now_ns()))
         if check.what:
@@ -282,6 +287,25 @@ class _Scrub:
         found.saved = len(saved)
         self._lost |= dict.fromkeys(lost, check.pack_id)
         self._note(found)
+
+    def _share(self, check: PackCheck) -> None:
+        """Tell other machines which copies are damaged, or that none is, in spite of a record.
+
+        What parity gives back is not named: in a directory, a snapshot may rely on that.
+        """
+        if not (check.what or self._on_record.names_of(check.pack_id)):
+            return
+        with self._opened() as store:
+            given_back = set[ChunkId]()
+            if store.bucket is None:
+                bad = {chunk_id for bad in check.bad for chunk_id in bad.chunks}
+                given_back = bad - self._lost.keys() - self._elsewhere.get(check.pack_id, {}).keys()
+            spans = [
+                ByteSpan(bad.offset_bytes, bad.offset_bytes + bad.length_bytes)
+                for bad in check.bad
+                if not check.footer_ok or not given_back.issuperset(bad.chunks)
+            ]
+            note_read(store, check.pack_id, spans, self._on_record)
 
     def _note(self, pack: DamagedPack) -> None:
         self._report.damaged.append(pack)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -59,7 +60,8 @@ def examine_standing(copy: Standing) -> Finding:
     if copy.is_behind:
         return Finding(WARNING, f"copy {copy.name}", copy.sentence(), copy.advice)
     if copy.differences:
-        advice = f"'ciuic --store {copy.address} list' shows the snapshots that the copy has."
+        there = shlex.quote(copy.address)
+        advice = f"'ciuic --store {there} list' shows the snapshots that the copy has."
         return Finding(NOTE, f"copy {copy.name}", copy.sentence(), advice)
     return Finding(OK, f"copy {copy.name}", copy.sentence())
 

@@ -1,5 +1,8 @@
 """Read the nodes of earlier snapshots, and have the damaged ones stored again."""
 
+import contextlib
+from collections.abc import Iterator
+
 from ciuic.errors import CorruptionError
 from ciuic.ids import ChunkId
 from ciuic.model import Entry
@@ -47,20 +50,40 @@ def can_reuse(store: Store, entry: Entry) -> bool:
 def keep_content(store: Store, writer: StoreWriter, entry: Entry) -> None:
     """Store again what a new snapshot may not rely on of an earlier snapshot's file.
 
-    Only a prune of a bucket condemns packs that a listed snapshot needs; elsewhere nothing is read.
+    That is what is in packs that a prune of a bucket has condemned, and what a record calls
+    damaged; without either, nothing is read. What cannot be read, and is in no condemned pack,
+    stays as it is: the earlier snapshot is as damaged.
 
     Raises:
         CorruptionError: It is damaged.
         StoreError: The store failed.
     """
-    if not store.index.shut_packs:
+    if not store.index.has_unusable:
         return
     nodes: dict[ChunkId, bytes] = {}
-    data = _content_of(store, entry, nodes)
+    try:
+        data = _content_of(store, entry, nodes)
+    except CorruptionError:
+        if store.index.shut_packs:
+            raise
+        return
     for plain in nodes.values():
         writer.put_node(RECIPE, plain)
     for chunk_id in writer.lacking(sorted(data)):
-        writer.add_data([(chunk_id, store.reader.chunk(chunk_id, kind=DATA))])
+        with _unless_condemned(store, chunk_id):
+            writer.add_data([(chunk_id, store.reader.chunk(chunk_id, kind=DATA))])
+
+
+@contextlib.contextmanager
+def _unless_condemned(store: Store, chunk_id: ChunkId) -> Iterator[None]:
+    """Ignore that a chunk is damaged, unless a prune may remove it."""
+    try:
+        yield
+    except CorruptionError:
+        shut_packs = store.index.shut_packs
+        place = store.index.places([chunk_id]).get(chunk_id)
+        if shut_packs and (place is None or place.pack_id in shut_packs):
+            raise
 
 
 def _content_of(store: Store, entry: Entry, nodes: dict[ChunkId, bytes]) -> set[ChunkId]:

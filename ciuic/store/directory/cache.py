@@ -32,6 +32,7 @@ __all__ = [
     "kept_headers",
     "only_kept_header",
     "prepare_cache",
+    "refuse_others",
 ]
 
 _SYSTEM_CACHE: Final = "/var/cache"
@@ -96,7 +97,7 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
     """
     digits = derived_hash("ciuic cache of a bucket", name.encode()).hex()[:_NAME_DIGITS]
     path = _made(os.path.join(cache_directory(environment), f"{store_id}-{digits}"))
-    _refuse_others(path)
+    refuse_others(path)
     about = f"{store_id} {name}\n".encode()
     folder = Folder(path)
     # Also if only the address differs: another bucket can claim the ID of this store.
@@ -111,7 +112,7 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
     return path
 
 
-def _refuse_others(path: str) -> None:
+def refuse_others(path: str) -> None:
     """Refuse a directory of another user: it has the chunk index, and manifests to put back.
 
     Raises:
@@ -151,10 +152,12 @@ class KeptHeader(NamedTuple):
     """The header of a store in a bucket, as this machine has last read it.
 
     Attributes:
+        path: The cache directory of the store.
         data: Its bytes.
         manifests: The names of the manifests that this machine has of the store.
     """
 
+    path: str
     data: bytes
     manifests: frozenset[str]
 
@@ -180,7 +183,7 @@ def kept_headers(environment: Mapping[str, str], name: str) -> Iterator[KeptHead
             about = f"{decode_header(data).store_id} {name}\n".encode()
             if Folder(path).read(layout.CACHE, _MAX) == about:
                 manifests = Folder(path, layout.SNAPSHOTS).names(layout.parse_manifest_name)
-                yield KeptHeader(data, frozenset(map(layout.manifest_name, manifests)))
+                yield KeptHeader(path, data, frozenset(map(layout.manifest_name, manifests)))
 
 
 def only_kept_header(environment: Mapping[str, str], name: str) -> bytes | None:

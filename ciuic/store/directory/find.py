@@ -171,6 +171,8 @@ def _explain_missing(store_path: str, error: StoreError) -> None:
     if not isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
         return
     # Imported here, as above: most stores are where they should be.
+    import shlex
+
     from ciuic.source.mounts import FSTAB, unmounted_point
 
     point = unmounted_point(store_path, os.environ)
@@ -179,7 +181,7 @@ def _explain_missing(store_path: str, error: StoreError) -> None:
     else:
         init = (
             "If the store is on a disk that is not mounted, mount it; otherwise run"
-            f" 'ciuic --store {store_path} init' to create a store."
+            f" 'ciuic --store {shlex.quote(store_path)} init' to create a store."
         )
     if not nofollow.exists(store_path):
         raise StoreError(f"there is no store at {store_path}", hint=init) from error
@@ -194,7 +196,7 @@ def _explain_missing(store_path: str, error: StoreError) -> None:
     if nofollow.is_directory(os.path.join(store_path, layout.PACKS)):
         raise StoreError(
             f"the store at {store_path} was never completely created",
-            hint=f"Run 'ciuic --store {store_path} init' to finish it.",
+            hint=f"Run 'ciuic --store {shlex.quote(store_path)} init' to finish it.",
         ) from error
     with store_faults("list", store_path):
         hint = "Give the store's directory." if nofollow.list_names(store_path) else init

@@ -20,6 +20,7 @@ from ciuic.system.trust import is_trusted_owner, user_text
 __all__ = ["has_safe_catalog", "is_foreign", "refuse_foreign"]
 
 _DIRECTORIES: Final = (
+    layout.DAMAGED,
     layout.MARKS,
     layout.PACKS,
     layout.PARITY,

@@ -7,8 +7,9 @@ from ciuic.errors import ChunkMissingError, StoreError, UnreachableError
 from ciuic.ids import PackId
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import open_regular, read_at, status_within
-from ciuic.store.directory.listing import pack_sizes
+from ciuic.store.directory.listing import names_in, pack_sizes
 from ciuic.store.records import layout
+from ciuic.store.records.damage import KnownDamage
 from ciuic.system import nofollow
 
 __all__ = ["FilePack", "PackFiles"]
@@ -91,6 +92,13 @@ class PackFiles:
     def sizes(self) -> dict[PackId, int]:
         """See ``Packs``."""
         return pack_sizes(self._store_path)
+
+    def damage(self) -> KnownDamage:
+        """See ``Packs``; a directory has a folder for these records."""
+        directory = os.path.join(self._store_path, layout.DAMAGED)
+        with contextlib.suppress(StoreError):  # without them, snapshots rely on what the index says
+            return KnownDamage(names_in(directory, lambda name: name))
+        return KnownDamage()
 
     def listed(self) -> dict[PackId, int]:
         """See ``Packs``: a directory has no segments."""

@@ -16,12 +16,13 @@ from ciuic.errors import StoreFullError
 from ciuic.store.records import layout
 from ciuic.system import durable, nofollow
 
-__all__ = ["RESERVE_BYTES", "renew_reserve", "with_reserve"]
+__all__ = ["RESERVE_BYTES", "release_reserve", "renew_reserve", "with_reserve"]
 
 T = TypeVar("T")
 
-RESERVE_BYTES: Final = 1024 * 1024
-"""Enough for the marks of 32 snapshots, a record of retired IDs, and entries of directories."""
+RESERVE_BYTES: Final = 4 * 1024 * 1024
+"""Enough for the marks of 32 snapshots, a record of retired IDs, entries of directories, and a new
+pack with the last needed chunk of old ones, which has a MiB."""
 _PIECE_BYTES: Final = 128 * 1024
 """On a disk that is nearly full, a smaller reserve is better than none. On btrfs each piece is an
 extent."""
@@ -37,12 +38,13 @@ def with_reserve(store_path: str, act: Callable[[], T]) -> T:
     try:
         return act()
     except StoreFullError:
-        if not _removed(store_path):
+        if not release_reserve(store_path):
             raise
     return act()
 
 
-def _removed(store_path: str) -> bool:
+def release_reserve(store_path: str) -> bool:
+    """Remove the reserve; False if there is none."""
     path = os.path.join(store_path, layout.RESERVE)
     if not nofollow.exists(path):
         return False

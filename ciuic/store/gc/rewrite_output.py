@@ -9,7 +9,8 @@ Order of durable writes for each new pack (docs/format.md, "Order of removal"):
 
 Packs that no snapshot needs are removed with the first emptied packs. Some disks delay syncs while
 they free blocks; removing packs early overlaps this with the rewriting. If little space is free,
-these packs are removed before anything is rewritten.
+these packs are removed before anything is rewritten. If that leaves almost none, the reserve of the
+store is released, and the first new packs are short: each frees the packs that it replaces.
 """
 
 import os
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeVar
 
 from ciuic.ids import ChunkId, PackId, SessionId
+from ciuic.store.directory.reserve import RESERVE_BYTES, release_reserve
 from ciuic.store.format.frame import Frame
 from ciuic.store.format.pack import MAGIC, PackedFrame, encode_footer
 from ciuic.store.gc.remove import Removals, unlink_pack
@@ -40,7 +42,7 @@ __all__ = [
     "remove_from_index",
 ]
 
-_PORTION_BYTES_MIN: Final = 1024 * 1024
+_PORTION_BYTES_MIN: Final = 256 * 1024
 _PORTION_SHARE: Final = 8
 """A new pack takes at most an eighth of the free space; two may be open at once."""
 
@@ -225,6 +227,8 @@ class PackOutput:
         if not self.has_free_space:
             self._remove([])
             self._removals.wait()  # their space may be the only free space
+            if self._free_bytes() < RESERVE_BYTES:
+                release_reserve(self._store_path)
         self.portion_bytes = _portion_bytes(self._free_bytes())
 
     def announce(self, opened: OpenPack, frames: Iterable[PackedFrame]) -> None:

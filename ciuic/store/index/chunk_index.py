@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from ciuic.errors import CorruptionError, StoreError, UnknownFormatError
 from ciuic.ids import ChunkId, PackId
-from ciuic.store.format.delta_graph import count_deltas
 from ciuic.store.format.pack import PackedFrame
+from ciuic.store.index.chain_walk import reaching, some_of_chain, whole_chains
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index.places import ChunkPlace, Emptied, Row, rows_of
 from ciuic.store.index.records import Records
-from ciuic.store.records.kinds import CHAIN_MAX
+from ciuic.store.records.damage import KnownDamage
 from ciuic.system.hashing import ID_BYTES
 
 __all__ = ["ChunkIndex", "private_index"]
@@ -45,9 +45,17 @@ class ChunkIndex(Records):
     Attributes:
         shut_packs: Packs that a prune of another session has condemned. A snapshot that relied on
             them could lose chunks, so ``usable`` leaves their chunks out. Reads still find them.
+        damage: Copies of chunks that are damaged, as the records of the store say: ``usable``
+            leaves them out, too, and a copy elsewhere becomes the place of the chunk.
     """
 
     shut_packs: frozenset[PackId] = frozenset()
+    damage = KnownDamage()
+
+    @property
+    def has_unusable(self) -> bool:
+        """Some places are left out by ``usable``."""
+        return bool(self.shut_packs or self.damage)
 
     def add_pack(self, pack_id: PackId, size_bytes: int, frames: Sequence[PackedFrame]) -> None:
         """Record a pack and its chunks. The pack must be durable before ``commit``.
@@ -72,8 +80,8 @@ class ChunkIndex(Records):
                 " WHERE name = ? AND what != '')",
                 (pack_id,),
             )
-        if self.shut_packs and pack_id not in self.shut_packs:
-            self._leave_shut_packs(pack_id, frames)
+        if self.has_unusable and pack_id not in self.shut_packs:
+            self._leave_unusable(pack_id, frames)
 
     def add_checked_pack(
         self, pack_id: PackId, size_bytes: int, frames: Sequence[PackedFrame], checked_ns: int
@@ -214,8 +222,8 @@ class ChunkIndex(Records):
         with self._lock, self._faults():
             return dict(self._db.execute("SELECT name, size_bytes FROM pack"))
 
-    def _leave_shut_packs(self, pack_id: PackId, frames: Sequence[PackedFrame]) -> None:
-        """Record chunks at their places in this pack if their recorded places are in shut packs.
+    def _leave_unusable(self, pack_id: PackId, frames: Sequence[PackedFrame]) -> None:
+        """Record chunks at their places in this pack if their recorded places are unusable.
 
         A delta with another base stays where it is: its chain could lead back to itself.
         """
@@ -226,10 +234,17 @@ class ChunkIndex(Records):
             for packed in frames
             for chunk_id, _ in packed.frame.chunks
             if chunk_id in places
-            and places[chunk_id].pack_id in self.shut_packs
+            and self._is_unusable(places[chunk_id])
+            and not self.damage.touches(pack_id, packed.offset_bytes, packed.frame.total_bytes)
             and set(packed.frame.delta_bases) <= set(places[chunk_id].delta_bases)
         }
         self.replace_places(pack_id, frames, moved - self._damaged_in(pack_id, moved))
+
+    def _is_unusable(self, place: ChunkPlace) -> bool:
+        return place.pack_id in self.shut_packs or self._touches_damage(place)
+
+    def _touches_damage(self, place: ChunkPlace) -> bool:
+        return self.damage.touches(place.pack_id, place.offset_bytes, place.frame_bytes)
 
     def _damaged_in(self, pack_id: PackId, chunk_ids: Collection[ChunkId]) -> set[ChunkId]:
         """Return those of the chunks that are known as lost, if this pack is known as damaged."""
@@ -244,7 +259,8 @@ class ChunkIndex(Records):
     def usable(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
         """Return the chunks that are in a pack with their whole delta chains.
 
-        Leaves out chunks in packs of ``shut_packs``: a snapshot may not rely on them.
+        Leaves out chunks in packs of ``shut_packs``, and those of ``damage``: a snapshot may not
+        rely on them.
         """
         found = set(chunk_ids)
         deltas: dict[ChunkId, tuple[ChunkId, ...]] = {}
@@ -269,42 +285,15 @@ class ChunkIndex(Records):
                     else:
                         found.discard(chunk_id)
         if deltas:
-            whole = self._whole_chains(deltas)
+            whole = whole_chains(deltas, self.places)
             found -= {chunk_id for chunk_id in deltas if chunk_id not in whole}
-        return self._in_open_packs(found) if self.shut_packs else found
+        if not self.has_unusable:
+            return found
+        return found - reaching(found, self.places, self._is_unusable)
 
-    def _in_open_packs(self, chunk_ids: set[ChunkId]) -> set[ChunkId]:
-        """Return the chunks that are in no shut pack, and no part of their chains is."""
-        places = wanted = self.places(list(chunk_ids))
-        for _ in range(CHAIN_MAX):
-            bases = {base for place in wanted.values() for base in place.delta_bases}
-            wanted = self.places(list(bases - places.keys()))
-            if not wanted:
-                break
-            places = places | wanted
-        unusable = {
-            chunk_id for chunk_id, place in places.items() if place.pack_id in self.shut_packs
-        }
-        while more := {
-            chunk_id
-            for chunk_id, place in places.items()
-            if chunk_id not in unusable and not unusable.isdisjoint(place.delta_bases)
-        }:
-            unusable |= more
-        return chunk_ids - unusable
-
-    def _whole_chains(self, deltas: Mapping[ChunkId, tuple[ChunkId, ...]]) -> set[ChunkId]:
-        """Return the deltas whose chains lead to chunks that are not deltas."""
-        bases = dict(deltas)
-        wanted = {base for below in deltas.values() for base in below} - bases.keys()
-        for _ in range(CHAIN_MAX):
-            if not wanted:
-                break
-            places = self.places(list(wanted))
-            bases.update({chunk_id: place.delta_bases for chunk_id, place in places.items()})
-            wanted = {base for place in places.values() for base in place.delta_bases}
-            wanted -= bases.keys()
-        return deltas.keys() & count_deltas(bases).keys()
+    def is_damaged(self, chunk_id: ChunkId) -> bool:
+        """Return whether a chunk has a place with its whole chain, and some of it is damaged."""
+        return some_of_chain(chunk_id, self.places, self._touches_damage)
 
     def places(self, chunk_ids: Sequence[ChunkId]) -> dict[ChunkId, ChunkPlace]:
         """Return the places of chunks; chunks that are in no pack are left out."""

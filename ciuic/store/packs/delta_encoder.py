@@ -83,7 +83,7 @@ class DeltaEncoder:
         reader: Reads older versions.
         chain_cost: The limit on stored bytes that are read to decode a chunk, in multiples of
             what the chunk takes alone; up to 1: no deltas.
-        index: Says whether a prune has condemned the pack of an older version.
+        index: Says whether a snapshot may rely on an older version.
     """
 
     def __init__(self, reader: StoreReader, chain_cost: float, index: ChunkIndex) -> None:
@@ -114,8 +114,10 @@ class DeltaEncoder:
         chain = self._reader.chain(previous_id) if previous_id else None
         if chain is None or chain[0].length_bytes != len(plain):
             return None
-        if self._index.shut_packs and not self._index.usable([previous_id]):
+        if self._index.has_unusable and not self._index.usable([previous_id]):
             return None
+        if self._index.damage and self._index.is_damaged(chunk_id):
+            return None  # only a copy without base becomes its place: see ``ChunkIndex.add_pack``
         versions = self._candidates(previous_id, chain)
         bases = [(version.chunk_id, version) for version in versions]
         encoded = encode_delta_frame(chunk, bases, self._chain_cost, width)

@@ -33,6 +33,7 @@ from ciuic.store.records.kinds import CHAIN_MAX, DATA, check_chunk
 __all__ = ["StoreReader"]
 
 _TOO_LONG_MAX: Final = 100_000
+_SUSPECTS_MAX: Final = 256
 _Places = Mapping[ChunkId, ChunkPlace] | None
 
 
@@ -51,6 +52,8 @@ class StoreReader:
     Attributes:
         failures: What to do when a chunk that could not be read is read again.
         prepared: The places that ``prepare_reads`` was given last, with those of the chains below.
+        suspects: Frames from which a chunk could not be read, the first of them: see
+            ``damage_records``.
         elsewhere: Is asked for a chunk that cannot be read here, unless the read is to repair
             nothing; None: nothing is.
     """
@@ -67,6 +70,7 @@ class StoreReader:
         cache_bytes: int = CACHE_BYTES_DEFAULT,
     ) -> None:
         self.failures: RetryFailures | RememberFailures = RetryFailures()
+        self.suspects: set[ChunkPlace] = set()
         self.elsewhere: Elsewhere | None = None
         listed = ListedFrames(list_pack)
         self._packs = OpenPacks(packs, passing=passing)
@@ -74,6 +78,11 @@ class StoreReader:
         self._frames = FrameReader(store_path, self._packs, listed, cache_bytes)
         self.prepared: Mapping[ChunkId, ChunkPlace] = {}
         self._too_long: set[ChunkId] = set()
+
+    def suspect(self, place: ChunkPlace) -> None:
+        """Note a frame that was not sound when it was read; it may be sound the next time."""
+        if len(self.suspects) < _SUSPECTS_MAX:
+            self.suspects.add(place)
 
     def list_packs_rarely(self, names_s: float) -> None:
         """List the packs at most this often for chunks that are in none of them."""
@@ -280,6 +289,8 @@ class StoreReader:
                 raise
             except (CorruptionError, UnknownFormatError) as error:
                 tried[place] = "" if descent.is_below else error.message
+                if not descent.is_below:
+                    self.suspect(place)
                 again = self.another_place(chunk_id, *tried)
                 if again is None:
                     found = self._taken(chunk_id, kind, descent)

@@ -14,7 +14,7 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from ciuic.errors import UsageError
 from ciuic.store.place.credentials import AccessKey, find_access_key
 from ciuic.store.place.directory import DirectoryPlace
-from ciuic.store.place.location import PlaceOptions, endpoint_url, split_address
+from ciuic.store.place.location import PlaceOptions, bucket_name, endpoint_url, split_address
 from ciuic.store.place.objects import Clients, FileSender, ObjectPlace
 from ciuic.store.place.place import Place
 from ciuic.system.clock import Clock
@@ -72,9 +72,8 @@ def open_place(
             f"the options for {url.scheme}://{url.netloc} are not valid for an object store",
             hint="Check the endpoint, the region and the credentials file.",
         ) from None
-    name = f"{url.scheme}://{url.netloc}/{prefix}"
     return ObjectPlace(
-        name,
+        bucket_name(url),
         clients,
         renewed=renewed,
         key_source=key_source,

@@ -12,7 +12,7 @@ from ciuic.errors import UsageError
 from ciuic.store.place.keys import is_key
 from ciuic.store.place.retries import PATIENCE_S
 
-__all__ = ["PlaceOptions", "bucket_url", "endpoint_url", "split_address"]
+__all__ = ["PlaceOptions", "bucket_name", "bucket_url", "endpoint_url", "split_address"]
 
 _SCHEMES: Final = ("s3", "gs", "az", "file")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
@@ -107,8 +107,12 @@ def bucket_url(address: str) -> str:
         raise UsageError(
             "the store's address is that of a directory", hint="Write the path of the directory."
         )
-    prefix = url.path.strip("/")
-    return f"{url.scheme}://{url.netloc}/{prefix}".rstrip("/")
+    return bucket_name(url).rstrip("/")
+
+
+def bucket_name(url: SplitResult) -> str:
+    """Return what names a place in a bucket on this machine: it has a slash without a prefix."""
+    return f"{url.scheme}://{url.netloc}/{url.path.strip('/')}"
 
 
 def endpoint_url(text: str) -> str:

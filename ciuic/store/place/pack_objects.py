@@ -22,6 +22,7 @@ from ciuic.store.place.place import Place
 from ciuic.store.place.segments.segments import Segments
 from ciuic.store.place.uploads.body import FileBody
 from ciuic.store.records import layout
+from ciuic.store.records.damage import KnownDamage
 from ciuic.system import durable
 
 __all__ = ["PackObjects"]
@@ -51,6 +52,7 @@ class PackObjects:
         """Of packs that the server was asked for one by one."""
         self._listed: dict[PackId, int] = {}
         """Lengths of packs, from index segments. Some of these packs may be gone."""
+        self._damage = KnownDamage()
         self._asked = 0
         self._fetching = Fetching(path)
         self._answers = self._fetching.answers
@@ -63,16 +65,25 @@ class PackObjects:
     def sizes(self) -> dict[PackId, int]:
         """See ``Packs``."""
         found: dict[PackId, int] = {}
+        others: list[str] = []
         begun = self._answers.begin_listing()
         for listed in self._place.list(layout.PACKS):
-            pack_id = layout.parse_pack_name(listed.key.rpartition("/")[2])
-            if pack_id is not None and listed.size_bytes is not None:
+            name = listed.key.rpartition("/")[2]
+            pack_id = layout.parse_pack_name(name)
+            if pack_id is None:
+                others.append(name)
+            elif listed.size_bytes is not None:
                 found[pack_id] = listed.size_bytes
         with self._lock:
             self._sizes = found
+            self._damage = KnownDamage(others)
         self._answers.note_listing(begun, found)
         self._segments.outdate()
         return dict(found)
+
+    def damage(self) -> KnownDamage:
+        """See ``Packs``."""
+        return self._damage
 
     def listed(self) -> dict[PackId, int]:
         """See ``Packs``."""

@@ -8,6 +8,7 @@ from ciuic.errors import CorruptionError, StoreError
 from ciuic.ids import PackId, SessionId, SnapshotId
 from ciuic.store.format import pack
 from ciuic.store.format.pack import PackedFrame
+from ciuic.store.records.damage import KnownDamage
 from ciuic.store.records.header import Header
 
 __all__ = [
@@ -86,6 +87,10 @@ class Packs(Protocol):
         """Map every pack whose status can be read to its size in bytes."""
         ...
 
+    def damage(self) -> KnownDamage:
+        """Return the damage that records name; in a bucket, as ``sizes`` has listed them last."""
+        ...
+
     def listed(self) -> dict[PackId, int]:
         """Map packs to their lengths, as index segments list them; empty if there are none.
 
@@ -160,6 +165,10 @@ class RecordFolder(Protocol):
 
     def create(self, name: str, data: bytes) -> bool:
         """Durably create a record; returns false if it exists."""
+        ...
+
+    def mark(self, name: str) -> None:
+        """Durably create an empty record."""
         ...
 
     def remove_durably(self, names: Iterable[str]) -> None:

@@ -83,6 +83,10 @@ class Records:
             return False
         return True
 
+    def mark(self, name: str) -> None:
+        """See ``Folder``."""
+        self._place.create(f"{self._prefix}/{name}", b"")
+
     def remove_durably(self, names: Iterable[str]) -> None:
         """See ``Folder``."""
         self._place.delete(f"{self._prefix}/{name}" for name in names)

@@ -15,6 +15,7 @@ __all__ = [
     "CONTROL_SOCKET",
     "COPIES",
     "DAEMON_LOCK",
+    "DAMAGED",
     "HEADER",
     "HEADER_COPY",
     "LEASES",
@@ -34,10 +35,12 @@ __all__ = [
     "TEMPORARY",
     "VERDICTS",
     "WRITE_LOCK",
+    "damage_name",
     "is_snapshot_id",
     "manifest_name",
     "mark_name",
     "pack_name",
+    "parse_damage_name",
     "parse_manifest_name",
     "parse_mark_name",
     "parse_pack_name",
@@ -64,6 +67,7 @@ COPIES: Final = "copies"
 DAEMON_LOCK: Final = "daemon.lock"
 CONDEMNED: Final = "condemned"
 CONTROL_SOCKET: Final = "control.sock"
+DAMAGED: Final = "damaged"
 LEASES: Final = "leases"
 MARKS: Final = "marks"
 PACKS: Final = "packs"
@@ -86,6 +90,7 @@ _HASH_DIGITS: Final = 64
 _RETIRED: Final = r"[0-9a-f]{16}-[1-9][0-9]{0,17}\.json"
 _SESSION: Final = r"([0-9a-f]{16})\.json"
 _MARK: Final = r"(cs-[0-9a-f]{6,64})-([1-9][0-9]{0,17})\.json"
+_DAMAGE: Final = r"([0-9a-f]{64})-damaged-(0|[1-9][0-9]{0,14})-([1-9][0-9]{0,14})-[0-9a-f]{16}"
 
 MARK_NUMBER_MAX: Final = 10**18 - 1
 
@@ -170,3 +175,23 @@ def parse_pack_name(name: str) -> PackId | None:
     return (
         PackId(bytes.fromhex(name)) if _is_hexadecimal(name, _HASH_DIGITS, _HASH_DIGITS) else None
     )
+
+
+def damage_name(pack_id: PackId, begin_bytes: int, end_bytes: int, once: bytes) -> str:
+    """Return the name of a record of damage: see ``KnownDamage``.
+
+    Args:
+        pack_id: The pack.
+        begin_bytes: The first damaged byte.
+        end_bytes: The byte behind the last one.
+        once: 8 random bytes.
+    """
+    return f"{pack_id.hex()}-damaged-{begin_bytes}-{end_bytes}-{once.hex()}"
+
+
+def parse_damage_name(name: str) -> tuple[PackId, int, int] | None:
+    """Return pack, begin and end of such a record; None if it is not one's name."""
+    match = re.fullmatch(_DAMAGE, name)
+    if match is None or int(match[2]) >= int(match[3]):
+        return None
+    return PackId(bytes.fromhex(match[1])), int(match[2]), int(match[3])

@@ -15,6 +15,7 @@ from torch.futures import Future
 
 from ciuic.catalog import find_snapshot
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UsageError
+from ciuic.hints import aiming
 from ciuic.model import SnapshotSummary
 from ciuic.snapshot.memory import STATE_ROOT
 from ciuic.store.store import Store
@@ -63,7 +64,7 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
             SnapshotNotFoundError: There is none.
             CorruptionError: It is damaged.
         """
-        with opened_with_copies(self._path) as store:
+        with aiming(self._path), opened_with_copies(self._path) as store:
             self._summary = _find(store, self._ref)
             data = StateFiles(store, self._summary).bytes_of(DOCUMENT_NAME)
         metadata = read_document(data.tobytes())
@@ -99,7 +100,7 @@ class CiuicReader(StorageReader):  # type: ignore[misc] # torch is optional: its
             CorruptionError: A byte of the snapshot is damaged or missing.
             TypeError: Bytes would run code when they are unpickled.
         """
-        with opened_with_copies(self._path) as store:
+        with aiming(self._path), opened_with_copies(self._path) as store:
             files = _Shards(StateFiles(store, self._found))
             # By file and tensor: the items that need one tensor come one after the other.
             for item in sorted(plan.items, key=lambda item: self._place(item)[:2]):
@@ -215,7 +216,7 @@ def _find(store: Store, ref: str) -> SnapshotSummary:
     if ref == "latest":
         if not saved:
             raise SnapshotNotFoundError(
-                f"no snapshot is a checkpoint of torch.distributed.checkpoint in {store.path}",
+                f"no snapshot is a checkpoint of torch.distributed.checkpoint in {store.name}",
                 hint="Save one with CiuicWriter.",
             )
         return saved[0]

@@ -15,6 +15,7 @@ from torch.futures import Future
 
 from ciuic.catalog import check_tags
 from ciuic.errors import CiuicError, UsageError
+from ciuic.hints import aiming
 from ciuic.ids import SnapshotId
 from ciuic.snapshot.memory import MemoryRequest, take_from_memory
 from ciuic.snapshot.memory_files import MemoryFile
@@ -97,7 +98,8 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
         self._rank = kwargs.get("rank") or 0
         self._drop()
         if is_coordinator:
-            ensure_store(self._path, os.environ, SystemClock())
+            with aiming(self._path):
+                ensure_store(self._path, os.environ, SystemClock())
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """See ``StorageWriter``."""
@@ -138,7 +140,8 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
             files = [MemoryFile(os.fsencode(shard.name), shard.parts) for shard in shards.values()]
             document = write_document(metadata, stored)
             files.append(MemoryFile(DOCUMENT_NAME.encode(), (document,)))
-            snapshot_id = self._commit(tuple(files))
+            with aiming(self._path):
+                snapshot_id = self._commit(tuple(files))
         finally:
             self._own = {}
         metadata.storage_data = stored
@@ -185,14 +188,14 @@ class CiuicWriter(StorageWriter):  # type: ignore[misc] # torch is optional: its
             if self._rules is not None:
                 overdue = self._remove_older(store, self._rules, report.id)
         if overdue is not None and self._rules is not None:
-            with _warned(report.id):
+            with _warned(report.id), aiming(self._path):
                 remove_older(self._path, Keeper(clock), DCP, self._rules, None, overdue=overdue)
         return str(report.id)
 
     def _remove_older(self, store: Store, rules: Rules, saved: SnapshotId) -> int | None:
         """Apply ``max_snapshots`` in a bucket; in a directory, return how many are overdue."""
         keeper = Keeper(SystemClock())
-        with _warned(saved):
+        with _warned(saved), aiming(self._path):
             if store.bucket is None:
                 return keeper.overdue(store, DCP, rules)
             keeper.keep(store, DCP, rules)

@@ -11,6 +11,7 @@ from ciuic.errors import (
     UnknownFormatError,
     UsageError,
 )
+from ciuic.hints import aimed
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
@@ -86,7 +87,8 @@ def newest_state(
     begun = [one for one in begun_snapshots(store) if run_of(one.tags) == run]
     full = [one for one in begun if one.is_complete and FULL in one.tags]
     others = [one for one in begun if one not in full and (one.is_complete or options.fills)]
-    skipped = dict(damaged_manifests(store))
+    words = ["--store", store.name]
+    skipped = {one: aimed(what, words) for one, what in damaged_manifests(store).items()}
     if joins:
         candidates = [one for one in begun if one in full or one in others]
     else:
@@ -105,8 +107,8 @@ def newest_state(
         return None
     first, what = next(iter(skipped.items()))
     raise CorruptionError(
-        f"no snapshot in {store.path} is undamaged; {first}: {what}",
-        hint=f"Run 'ciuic --store {store.path} verify --all --checksum'."
+        f"no snapshot in {store.name} is undamaged; {first}: {what}",
+        hint="Run 'ciuic verify --all --checksum'."
         " An object that was to be loaded may hold a part of a damaged state.",
     )
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator
 
 from ciuic.copy.read_through import CopySource, reading_through, source_of
@@ -41,6 +42,6 @@ def opened_with_copies(address: str) -> Iterator[Store]:
                 continue
             warn_program(
                 f"the store {store.name} is damaged: {counted(one.chunks, 'chunk')} came from the"
-                f" copy {one.address}; 'ciuic --store {store.name} repair --from {one.address}"
-                " --apply' repairs it"
+                f" copy {one.address}; 'ciuic --store {shlex.quote(store.name)} repair --from"
+                f" {shlex.quote(one.address)} --apply' repairs it"
             )

@@ -16,7 +16,7 @@ from ciuic.timeline.run_compare import Metrics, compare_runs, parse_best
 from ciuic.timeline.run_compare import RunComparison as Comparison
 from ciuic.timeline.runs import find_run, known_runs
 from ciuic.web.history.timelines import COMPARED_MAX, compared_answer, finite
-from ciuic.web.history.turns import Turns
+from ciuic.web.history.turns import Turns, go_on
 from ciuic.web.models import ComparedRun, RunComparison, RunList
 from ciuic.web.reading import Reading
 from ciuic.web.shown import meant, sent
@@ -111,6 +111,7 @@ class Runs:
             tensors=False,
             courses=self._courses,
             offsets=self._offsets,
+            check=go_on,
         )
         if "\\" in best:
             best = meant(best, bests(compared().fields))

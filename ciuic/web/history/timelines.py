@@ -19,7 +19,7 @@ from ciuic.timeline.curve import Point
 from ciuic.timeline.logs import fields_of
 from ciuic.timeline.placing import Offsets, PlacedLogs
 from ciuic.timeline.timeline import Timeline, make_timeline
-from ciuic.web.history.turns import Turns
+from ciuic.web.history.turns import Turns, go_on
 from ciuic.web.models import (
     ChangedFiles,
     ComparedSnapshot,
@@ -111,6 +111,7 @@ class Timelines:
                 paths,
                 field=meant(field, fields) or None,
                 offsets=self._offsets,
+                read=lambda _size_bytes, _path: go_on(),
             )
             answer = _timeline(found, fields, checks.unchecked if checks.is_known else None)
             while len(self._kept) >= _KEPT_MAX:
@@ -134,7 +135,7 @@ class Timelines:
             listed = self._reading.listed(store)
             chosen: list[SnapshotSummary] = [self._reading.find(store, name) for name in names]
             logs = self._placed(store, listed, chosen, paths)
-            found = compare(store, chosen, paths, tensors=False, logs=logs)
+            found = compare(store, chosen, paths, tensors=False, logs=logs, check=go_on)
         return SnapshotComparison(
             snapshots=[compared_answer(listed, one) for one in found.snapshots]
         )
@@ -155,8 +156,8 @@ class Timelines:
             newest_ns = max((changed_ns for *_, changed_ns in identities), default=0)
             is_settled = self._clock.now_ns() - newest_ns > _SETTLED_NS
             if not is_settled or len(listed.snapshots) > _PLACED_MAX:
-                return read_all(store, chosen, paths, offsets=self._offsets)
-            found = read_all(store, listed.snapshots, paths, offsets=self._offsets)
+                return read_all(store, chosen, paths, offsets=self._offsets, check=go_on)
+            found = read_all(store, listed.snapshots, paths, offsets=self._offsets, check=go_on)
             self._placed_kept = listed, identities, found
             return found
 

@@ -7,25 +7,33 @@ given up.
 
 import asyncio
 import functools
+import threading
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-__all__ = ["Turns"]
+from ciuic.errors import CancelledError
+
+__all__ = ["Turns", "go_on"]
 
 _TOGETHER: Final = 2
+_LOOK_S: Final = 0.5
+"""How often to look whether the client is still there."""
 _GIVEN_UP: Final = 499
 """No client reads this status. nginx logs the same one."""
+_gone: ContextVar[threading.Event | None] = ContextVar("gone", default=None)
+"""Of the request that the current thread works for: set when its client is gone."""
 
 
 class Turns:
     """Lets two requests work at once; the others wait without a thread, first come, first served.
 
-    A request whose client is gone when its turn comes does not begin. One that has begun ends its
-    work.
+    A request whose client is gone when its turn comes does not begin, and one that has begun ends
+    at its next call of ``go_on``.
     """
 
     def __init__(self) -> None:
@@ -41,6 +49,26 @@ class Turns:
             async with self._free:
                 if await request.is_disconnected():
                     return Response(status_code=_GIVEN_UP)
-                return await run_in_threadpool(handler, request)
+                gone = threading.Event()
+                token = _gone.set(gone)  # the thread of the handler gets a copy of the context
+                try:
+                    working = asyncio.ensure_future(run_in_threadpool(handler, request))
+                finally:
+                    _gone.reset(token)
+                while not (await asyncio.wait({working}, timeout=_LOOK_S))[0]:
+                    if await request.is_disconnected():
+                        gone.set()
+                return await working
 
         return answer
+
+
+def go_on() -> None:
+    """End the work for a request that was given up; harmless in other work.
+
+    Raises:
+        CancelledError: The client of the request is gone.
+    """
+    gone = _gone.get()
+    if gone is not None and gone.is_set():
+        raise CancelledError("the request was given up", hint="")

@@ -14,6 +14,7 @@ from typing import Final, Literal
 from ciuic.copy.read_through import CopySource
 from ciuic.documents import Document
 from ciuic.errors import BusyError, CiuicError, UsageError
+from ciuic.hints import aimed
 from ciuic.model import path_text
 from ciuic.store.place.keys import is_url
 from ciuic.store.place.location import PlaceOptions
@@ -164,6 +165,14 @@ class Jobs:
         """Return the command line of a command that reads nothing but the store."""
         return command_line([b"ciuic", *self._store_words(), *arguments])
 
+    def options(self) -> list[str]:
+        """Return what the commands in messages need to reach the store."""
+        try:
+            words = self._store_words(is_configured=True)
+        except CiuicError:  # the configuration is wrong, or about another store by now
+            words = [b"--store", os.fsencode(self._store_path)]
+        return list(map(os.fsdecode, words))
+
     def _words(self, work: Work) -> list[bytes]:
         """Return the options before the command."""
         if isinstance(work, CommandWork):
@@ -253,6 +262,9 @@ class Jobs:
             what = f"the process of the job ended with status {status} and no report"
             hint = "Run its command line in a shell: it says more."
             error = {"kind": "ciuic", "message": what, "hint": hint}
+        if error is not None:
+            options = self.options()
+            error = {key: aimed(str(text), options) for key, text in error.items()}
         state: Literal["done", "failed", "cancelled"] = "done"
         if error is not None:
             state = "cancelled" if running.is_cancelled else "failed"

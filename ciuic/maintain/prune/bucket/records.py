@@ -2,6 +2,7 @@
 
 quarantine   a damaged manifest, when its snapshot has a sound one or is gone for good; damaged
              packs, when each chunk that a snapshot needs is in a sound pack
+damage       the records of packs that are gone
 notes        that a prune stopped waiting for a copy, when nothing can copy that snapshot any longer
 
 Verdicts and tombstones stay for good: docs/decisions/0034-records-that-stay.md.
@@ -10,6 +11,7 @@ Verdicts and tombstones stay for good: docs/decisions/0034-records-that-stay.md.
 from ciuic.errors import StoreError
 from ciuic.ids import SnapshotId
 from ciuic.maintain.prune.report import PrunePlan
+from ciuic.store.damage_records import forget_gone_packs
 from ciuic.store.place.bucket import StoreInBucket
 from ciuic.store.place.sessions.leases import dismissed_ids, drop_notes
 from ciuic.store.records import layout
@@ -32,6 +34,7 @@ def clean_records(store: Store, bucket: StoreInBucket, plan: PrunePlan) -> None:
     """
     retired = store.trash.retired.ids()
     _clean_quarantine(store, bucket, retired, is_whole=_is_whole(plan))
+    forget_gone_packs(store)
     _clean_notes(bucket, retired)
 
 

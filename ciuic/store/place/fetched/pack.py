@@ -34,9 +34,9 @@ _WHOLE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Reading a pack of this length takes about as long as one more request."""
 _AHEAD_BYTES_MIN: Final = 1024 * 1024
 """Reads in a row fetch the next part ahead when parts have grown to this length."""
-_AHEAD_AT_ONCE: Final = 4
-_PARTS_AHEAD: Final = 4
-"""Parts that are fetched ahead of a read."""
+_AHEAD_AT_ONCE: Final = 8
+_PARTS_AHEAD: Final = 8
+"""Parts that are fetched ahead of a read. The memory for parts has room for all of them."""
 _SEQUENCES_MAX: Final = 8
 """Sequences of reads in one pack at once: several threads read it, for several files."""
 _EXPECTED_MAX: Final = 16

@@ -1,6 +1,6 @@
 """Parts of packs that were fetched from a bucket: they are kept, so that each is fetched once.
 
-    the last 24 MiB     in memory
+    the last 40 MiB     in memory
     what came before    in a file without a name in the cache directory, up to a share of the free
                         space; without that space, it is forgotten, and fetched again when needed
 
@@ -18,7 +18,7 @@ from ciuic.store.place.fetched.spill import PART_BYTES_MAX, Spill
 
 __all__ = ["FetchedPart", "FetchedParts"]
 
-_MEMORY_BYTES_MAX: Final = 24 * 1024 * 1024
+_MEMORY_BYTES_MAX: Final = 40 * 1024 * 1024
 
 
 class FetchedPart:

@@ -13,10 +13,11 @@ import ssl
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import obstore
+from obstore.exceptions import UnknownConfigurationKeyError
 from obstore.store import S3Store
 
 from ciuic.store.place.answers import CLIENT_ERRORS, RETRIED
@@ -31,40 +32,26 @@ T = TypeVar("T")
 NEUTRAL: Final = {
     "AWS_ACCESS_KEY_ID",
     "AWS_ALLOW_HTTP",
-    "AWS_CONFIG_FILE",
-    "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_DEFAULT_OUTPUT",
-    "AWS_DEFAULT_PROFILE",
     "AWS_DEFAULT_REGION",
-    "AWS_EC2_METADATA_DISABLED",
-    "AWS_EC2_METADATA_SERVICE_ENDPOINT",
-    "AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE",
     "AWS_ENDPOINT",
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_S3",
     "AWS_ENDPOINT_URL_STS",
-    "AWS_EXECUTION_ENV",
     "AWS_IMDSV1_FALLBACK",
     "AWS_METADATA_ENDPOINT",
-    "AWS_PAGER",
-    "AWS_PROFILE",
     "AWS_REGION",
     "AWS_ROLE_ARN",
     "AWS_ROLE_SESSION_NAME",
-    "AWS_SDK_LOAD_CONFIG",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
-    "AWS_SHARED_CREDENTIALS_FILE",
-    "AWS_STS_REGIONAL_ENDPOINTS",
     "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
 }
-"""Variables that only say where to send a request and whose key signs it. The client reads all
-whose names begin with AWS_, and another one may change how it stores an object: encrypted with a
-key of the user, for example."""
+"""Variables of the client that only say where to send a request and whose key signs it. Another one
+may change how it stores an object: encrypted with a key of the user, for example."""
 
 _VALID: Final = timedelta(minutes=15)
 _PROXIES: Final = {"http_proxy", "https_proxy", "all_proxy"}
@@ -82,8 +69,8 @@ class FileUploads:
     Args:
         client: Says where an object is, and has the credentials of the machine.
         key: The access key that the client was given; None: it gets credentials itself.
-        environment: The environment variables; with a proxy there, or one for the client that is
-            not ``NEUTRAL``, nothing is sent.
+        environment: The environment variables; with a proxy there, or one that the client reads
+            and that is not ``NEUTRAL``, nothing is sent.
         connect_s: The time limit of a connection's beginning.
     """
 
@@ -99,7 +86,7 @@ class FileUploads:
         self._connect_s = connect_s
         self._is_used = not any(
             (value and name.lower() in _PROXIES)
-            or (name.startswith("AWS_") and name not in NEUTRAL)
+            or (name.startswith("AWS_") and name not in NEUTRAL and _is_read(name))
             for name, value in environment.items()
         )
 
@@ -171,6 +158,19 @@ class FileUploads:
         credential = f"{_ALGORITHM} Credential={self._key.id}/{scope}"
         signature = f"SignedHeaders={names}, Signature={signing_key.hex()}"
         return url.path, {**headers, **length, "authorization": f"{credential}, {signature}"}
+
+
+def _is_read(name: str) -> bool:
+    """Return whether the client reads a variable whose name begins with AWS_."""
+    # Any: a TypedDict of obstore that cannot be imported at run time.
+    config: Any = {name: "true"}
+    try:
+        S3Store("bucket", config=config)
+    except UnknownConfigurationKeyError:
+        return False
+    except CLIENT_ERRORS:
+        return True  # of another value
+    return True
 
 
 def _exchange(

@@ -1,0 +1,161 @@
+"""Writes and removes the records of damage, which tell every machine which copies are damaged.
+
+    damaged/<pack>-damaged-<begin>-<end>-<random>    in a directory
+    packs/<pack>-damaged-<begin>-<end>-<random>      in a bucket
+
+No record is replaced, and no name is used twice. So each may be created, and deleted, at any time
+without a lock or a lease: a request that arrives late only concerns that record. docs/protocol.md,
+"Damage that all machines know".
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from ciuic.errors import CorruptionError, StoreError
+from ciuic.ids import PackId
+from ciuic.store.directory.folder import Folder
+from ciuic.store.directory.ownership import refuse_foreign
+from ciuic.store.format.pack import PackedFrame
+from ciuic.store.health.soundness import sound_payload
+from ciuic.store.index.places import ChunkPlace
+from ciuic.store.parity.rebuild import open_parity_reader
+from ciuic.store.place.packs import RecordFolder, listed_frames
+from ciuic.store.records import layout
+from ciuic.store.records.damage import ByteSpan, KnownDamage, merged
+from ciuic.store.store import Store
+
+__all__ = ["forget_gone_packs", "note_found", "note_read"]
+
+_SPANS_MAX: Final = 8
+"""The most records that one reading of a pack makes. Then they also name what is between."""
+_ONCE_BYTES: Final = 8
+
+
+def note_read(
+    store: Store, pack_id: PackId, damaged: Iterable[ByteSpan], before: KnownDamage
+) -> None:
+    """Note what a process that has read a whole pack found, in place of earlier records.
+
+    Errors are ignored: then the records stay as they are. A store that this process must not change
+    gets no record.
+
+    Args:
+        store: The store, open or open for writing.
+        pack_id: The pack.
+        damaged: What is damaged in it; empty: it can be relied on.
+        before: The records that were there before the process began to read it. Later ones may be
+            of damage that came since, so they stay.
+    """
+    old = before.names_of(pack_id)
+    spans = list(damaged)
+    if not (old or spans):
+        return
+    with contextlib.suppress(StoreError):
+        folder = _folder(store)
+        # First, so that the damage is on record at every moment.
+        if old or not before.is_full:
+            _create(folder, pack_id, spans)
+        if old:
+            folder.remove_durably(old)
+
+
+def note_found(store: Store) -> None:
+    """Note the damage that this process has met while it read chunks: see ``note_read``.
+
+    Each frame is read again first. What a record names already is not noted again.
+    """
+    suspects = store.reader.suspects
+    if not suspects:
+        return
+    with contextlib.suppress(StoreError):
+        folder = _folder(store)
+        sizes = store.pack_files()
+        known = store.packs.damage()
+        if known.is_full:
+            return
+        places: dict[PackId, list[ChunkPlace]] = {}
+        for place in suspects:
+            if place.pack_id in sizes:
+                places.setdefault(place.pack_id, []).append(place)
+        for pack_id, found in sorted(places.items()):
+            spans = _damaged(store, pack_id, found)
+            _create(folder, pack_id, [one for one in spans if not known.covers(pack_id, one)])
+
+
+def forget_gone_packs(store: Store) -> None:
+    """Remove the records of packs that are gone: their names are never used again.
+
+    Errors are ignored: the next call does it.
+
+    Args:
+        store: Open for writing; the packs were listed since.
+    """
+    if not store.packs.damage():
+        return
+    with contextlib.suppress(StoreError):
+        there = set(store.pack_files())
+        if store.bucket is None:
+            there |= store.unreachable_packs().keys()
+        known = store.packs.damage()
+        # Asked once more: pack and record may both have come between two pages of the listing.
+        gone = [one for one in known.packs() - there if store.packs.size_bytes(one) is None]
+        if gone:
+            _folder(store).remove_durably([name for one in gone for name in known.names_of(one)])
+
+
+def _folder(store: Store) -> RecordFolder:
+    """Return the folder of the records.
+
+    Raises:
+        StoreError: This process must not change the store.
+    """
+    if store.header.problem_for_writers:
+        raise StoreError(store.header.problem_for_writers)
+    if store.bucket is not None:
+        return store.bucket.records(layout.PACKS)
+    refuse_foreign(store.path, None)
+    return Folder(store.path, layout.DAMAGED)
+
+
+def _create(folder: RecordFolder, pack_id: PackId, spans: Iterable[ByteSpan]) -> None:
+    found = merged(spans, _SPANS_MAX)
+    if found:
+        folder.make()
+    for span in found:
+        name = layout.damage_name(pack_id, *span, os.urandom(_ONCE_BYTES))
+        # A process without a lock must leave nothing in ``tmp/``, and an empty file needs nothing.
+        folder.mark(name)
+
+
+def _damaged(store: Store, pack_id: PackId, places: Iterable[ChunkPlace]) -> Iterator[ByteSpan]:
+    """Read frames again; yield those whose payload is damaged, and that nothing gives back."""
+    listed = {packed.offset_bytes: packed for packed in listed_frames(store.packs, pack_id)}
+    for offset in sorted({place.offset_bytes for place in places}):
+        packed = listed.get(offset)
+        if packed is not None and not _is_given_back(store, pack_id, packed):
+            yield ByteSpan(offset, offset + packed.frame.total_bytes)
+
+
+def _is_given_back(store: Store, pack_id: PackId, packed: PackedFrame) -> bool:
+    opened = store.packs.open(pack_id)
+    if _is_sound(opened.read, packed):
+        return True
+    if opened.fd < 0:
+        # What was fetched from a bucket is kept on this machine, and may be damaged only there.
+        is_doubtful = opened.doubt(packed.offset_bytes, packed.frame.total_bytes)
+        return is_doubtful and _is_sound(opened.read, packed)
+    with (
+        contextlib.suppress(CorruptionError),
+        open_parity_reader(store.path, pack_id, opened.fd) as reader,
+    ):
+        return _is_sound(reader.read, packed)
+    return False
+
+
+def _is_sound(read: Callable[[int, int], bytes], packed: PackedFrame) -> bool:
+    with contextlib.suppress(CorruptionError):
+        # The footer has a second copy of the header.
+        return sound_payload(read, packed) is not None
+    return False

@@ -1,0 +1,140 @@
+"""What a verification or a restore finds damaged in a directory, the next snapshot stores again."""
+
+import errno
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from ciuic.store.records import layout
+from ciuic.store.records.damage import KnownDamage
+from ciuic.system import durable
+from tests.kit.box import Box
+from tests.kit.damage import flip_content, packs
+from tests.verbs.test_delta_chains import depths, training
+
+KIB = 1024
+
+
+@pytest.fixture
+def damaged(box: Box) -> Box:
+    """A snapshot of two files; one cannot be restored."""
+    for name in ("model", "other"):
+        (box.source / name).write_bytes(os.urandom(300 * KIB))
+    box.take()
+    flip_content(box.store, (box.source / "model").read_bytes())
+    return box
+
+
+def records(box: Box) -> list[str]:
+    folder = box.store / layout.DAMAGED
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.parametrize("finder", ["verify", "restore", "scrub", "drill"])
+def test_the_next_snapshot_stores_it_again(
+    damaged: Box, tmp_path: Path, finder: str, has_index: bool
+) -> None:
+    if finder == "verify":
+        assert not damaged.verify().ok
+    elif finder == "restore":
+        assert damaged.restore(to=tmp_path / "out").failed
+    else:
+        assert damaged.ciuic(finder).code == 4
+    [name] = records(damaged)
+    assert KnownDamage([name])
+    if not has_index:
+        (damaged.store / layout.CATALOG).unlink()
+
+    assert damaged.take().new_bytes == 300 * KIB
+
+    assert damaged.verify().ok
+    assert damaged.take().new_bytes == 0
+
+
+def test_a_difference_is_stored_again_as_a_whole(box: Box) -> None:
+    """As another difference, it would not become the place of the chunk in the chunk index."""
+    saves = list(itertools.islice(training(size=400 * KIB), 3))
+    (box.source / "last.bin").write_bytes(saves[0])
+    (box.source / "other.bin").write_bytes(saves[2])
+    box.take()
+    (box.source / "last.bin").write_bytes(saves[1])
+    box.take()
+    assert depths(box, box.source / "last.bin") == [1]
+    flip_content(box.store, saves[1])
+    assert not box.verify().ok
+    (box.source / "other.bin").write_bytes(saves[1])
+
+    assert box.take().new_bytes == 400 * KIB
+
+    assert depths(box, box.source / "other.bin") == [0]
+    assert box.take(base=True).new_bytes == 0
+    assert box.verify().ok
+
+
+def test_without_the_record_the_next_snapshot_relies_on_it(damaged: Box) -> None:
+    assert not damaged.verify().ok
+    for name in records(damaged):
+        (damaged.store / layout.DAMAGED / name).unlink()
+    assert damaged.take(base=True).new_bytes == 0
+    assert not damaged.verify().ok
+
+
+def test_a_repair_removes_the_record(damaged: Box) -> None:
+    damaged.verify()
+    damaged.take()
+    assert records(damaged)
+
+    damaged.ciuic("repair", "--apply")
+
+    assert records(damaged) == []
+    assert damaged.verify().ok
+
+
+def test_a_prune_that_removes_the_pack_removes_the_record(damaged: Box) -> None:
+    damaged.verify()
+    for name in ("model", "other"):
+        (damaged.source / name).write_bytes(os.urandom(300 * KIB))
+    damaged.take()
+    first = [one.id for one in damaged.snapshots()][-1]
+    assert damaged.ciuic("forget", first, "--last-whole").code == 0
+    assert records(damaged)
+
+    assert damaged.ciuic("prune", "--trash", "0").code == 0
+
+    assert records(damaged) == []
+    assert damaged.verify().ok
+
+
+def test_what_parity_gives_back_is_not_on_record(box: Box) -> None:
+    box.parity = 0.04
+    (box.source / "model").write_bytes(os.urandom(300 * KIB))
+    box.take()
+    flip_content(box.store, (box.source / "model").read_bytes())
+    before = packs(box.store)
+    assert not box.verify().ok
+    assert records(box) == []
+    assert box.ciuic("scrub").code == 4
+
+    assert records(box) == []
+    assert box.take(base=True).new_bytes == 0
+    assert packs(box.store)[: len(before)] == before
+
+
+def test_a_store_that_cannot_be_written_to_is_verified_and_restored(
+    damaged: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, *_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(durable, "make_directory", refuse)
+    monkeypatch.setattr(durable, "make_empty", refuse)
+
+    assert not damaged.verify().ok
+    report = damaged.restore(to=tmp_path / "out")
+
+    assert len(report.failed) == 1
+    assert (tmp_path / "out" / "source" / "other").exists()
+    assert records(damaged) == []

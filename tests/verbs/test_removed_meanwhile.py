@@ -1,0 +1,103 @@
+"""A prune removes a snapshot for good while a command reads it: that is not damage."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit.box import Box
+from tests.kit.program import environment
+
+_PRUNING = """
+import subprocess, sys
+from ciuic.cli import main
+from ciuic.store.store import Store
+config, left, removed = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+sys.argv = ["ciuic", "--config", config, *sys.argv[4:]]
+read = Store.manifest
+
+def manifest(store, snapshot_id):
+    global left
+    found = read(store, snapshot_id)
+    left -= 1
+    if not left:
+        command = [sys.executable, "-c", "from ciuic.cli import main; main()", "--config", config]
+        command += ["forget", removed, "--prune", "--trash", "0"]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    return found
+
+Store.manifest = manifest
+main()
+"""
+"""Runs a command, and a prune after it has read so many manifests."""
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """Two snapshots that share nothing."""
+    box = Box(tmp_path)
+    for name in ("old", "new"):
+        (box.source / "inner").mkdir(exist_ok=True)
+        (box.source / "inner" / "model").write_bytes(os.urandom(3_000_000))
+        (box.source / "inner" / name).write_text(name)
+        box.take()
+    return box
+
+
+def beside_prune(
+    box: Box, removed: str, after: int, *arguments: str | Path
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _PRUNING, box.config, str(after), removed, *arguments]
+    return subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def snapshots(box: Box) -> list[str]:
+    lines = box.ciuic("list", "--machine-readable").out.splitlines()
+    return [line.split("|")[0] for line in lines]
+
+
+@pytest.mark.parametrize("command", ["restore", "fallback", "cat", "ls", "diff"])
+def test_a_snapshot_that_is_pruned_while_it_is_read_is_not_damaged(
+    box: Box, tmp_path: Path, command: str
+) -> None:
+    new, old = snapshots(box)
+    model = box.source / "inner" / "model"
+    words: dict[str, list[str | Path]] = {
+        "restore": ["restore", "-s", old, "-p", box.source, "-d", tmp_path / "o"],
+        "fallback": ["restore", "-s", old, "-p", box.source, "-d", tmp_path / "o", "--fallback"],
+        "cat": ["cat", old, model],
+        "ls": ["ls", "-R", old],
+        "diff": ["diff", old, new],
+    }
+
+    done = beside_prune(box, old, 4 if command == "diff" else 2, *words[command])
+
+    assert f"{old} was forgotten, and a prune removed it" in done.stderr, done
+    assert done.returncode == 1
+    assert "repair" not in done.stderr
+    assert box.ciuic("verify", "--all", "--checksum").code == 0
+
+
+def test_find_leaves_out_a_snapshot_that_goes_meanwhile(box: Box) -> None:
+    _, old = snapshots(box)
+
+    done = beside_prune(box, old, 1, "find", "*")
+
+    assert done.returncode == 0, done
+    assert str(box.source / "inner" / "new") in done.stdout
+    assert old not in done.stdout
+    assert not done.stderr
+
+
+def test_list_of_a_path_leaves_out_a_snapshot_that_goes_meanwhile(box: Box) -> None:
+    new, old = snapshots(box)
+
+    done = beside_prune(box, old, 1, "list", "--path", str(box.source / "inner" / "model"))
+
+    assert done.returncode == 0, done
+    assert new in done.stdout
+    assert not done.stderr
