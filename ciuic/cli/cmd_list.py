@@ -24,7 +24,9 @@ from ciuic.errors import (
     UsageError,
 )
 from ciuic.ids import ChunkId, SnapshotId
+from ciuic.maintain.scrub.pack_health import damaged_documents
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
+from ciuic.store.records import layout
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.units import counted, format_duration
@@ -77,10 +79,10 @@ def command(
     NEW is the number of bytes that the store did not have before. STORED is the number of bytes
     added to the store. TROUBLE is the number of paths with a warning. FLUX is the number of files
     that a program was writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ
-    in them. STATE is shown if a scrub has found that content of a listed snapshot is lost, and says
-    which snapshots are damaged by that. It shows "?" for those that could not be checked within two
-    seconds, or at all, because their directories are in a bucket. A narrow terminal gets fewer
-    columns; a pipe and --json get all.
+    in them. STATE is shown if a scrub has found damage to listed snapshots, and says which these
+    are. It shows "?" for those that could not be checked within two seconds, or at all, because
+    their directories are in a bucket. A narrow terminal gets fewer columns; a pipe and --json get
+    all.
 
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record
     its size. STATE is whole, in flux, unreadable, left out or damaged, as far as ciuic knows
@@ -142,16 +144,24 @@ def _damaged(
 ) -> Mapping[SnapshotId, bool | None]:
     """Return whether snapshots need a chunk that is known to be lost, as a scrub found.
 
+    So does a snapshot whose manifest a scrub found damaged, though a copy of it can be listed.
+
     Trees are read only if there is such a chunk, so that a list of a sound store stays fast, and
     for a short time, so that one of a damaged store stays usable: snapshots that were not looked at
     get None, and a message says so. In a bucket, where reading them takes many requests, only roots
     that are lost are known.
     """
+    documents = {one.path for one in damaged_documents(store)}
+    manifests: dict[SnapshotId, bool | None] = {
+        summary.id: True
+        for summary in snapshots
+        if f"{layout.SNAPSHOTS}/{layout.manifest_name(summary.id)}" in documents
+    }
     lost = known_lost(store)
     if not lost:
-        return {}
+        return manifests
     if store.bucket is not None:
-        return _without_requests(store, snapshots, lost)
+        return {**_without_requests(store, snapshots, lost), **manifests}
     # Imported here because few stores are damaged.
     from ciuic.view.damage import DamageSurvey
 
@@ -174,7 +184,7 @@ def _damaged(
                 states[summary.id] = False
     except (CancelledError, StoreError) as error:
         _tell_unchecked(states, error.message)
-    return states
+    return states | manifests
 
 
 def _without_requests(

@@ -3,7 +3,7 @@
 import click
 
 from ciuic.cli.candidates import SNAPSHOT
-from ciuic.cli.opening import find_snapshot, opened
+from ciuic.cli.opening import find_snapshot, opened, warn_of_mark
 from ciuic.cli.options import given, json_option, wait_option
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
@@ -41,6 +41,7 @@ def command(
     changes = text is not None or remove
     with opened(session, write=changes, adds=False, wait_s=wait_s) as store:
         summary = find_snapshot(session, store, snapshot_id)
+        warn_of_mark(summary)
         if changes:
             summary = set_note(store, summary.id, text or "")
     if as_json:

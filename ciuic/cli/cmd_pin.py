@@ -3,7 +3,7 @@
 import click
 
 from ciuic.cli.candidates import SNAPSHOT
-from ciuic.cli.opening import find_snapshot, opened
+from ciuic.cli.opening import find_snapshot, opened, warn_of_mark
 from ciuic.cli.options import (
     given,
     json_option,
@@ -27,8 +27,9 @@ def command(
 ) -> None:
     """Keep a snapshot from being forgotten, by the retention policy or by name."""
     with opened(session, write=True, adds=False, wait_s=wait_s) as store:
-        snapshot_id = find_snapshot(session, store, snapshot_id).id
-        summary = set_pinned(store, snapshot_id, pinned=not remove)
+        found = find_snapshot(session, store, snapshot_id)
+        warn_of_mark(found)
+        summary = set_pinned(store, found.id, pinned=not remove)
     if as_json:
         print_json({"id": summary.id, "pinned": summary.pinned})
     else:

@@ -1,11 +1,13 @@
 """``ciuic repair``."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from ciuic.cli.error_output import advise
 from ciuic.cli.interrupt import interruptible
@@ -48,9 +50,12 @@ from ciuic.units import (
     format_duration,
     format_files,
     inflected,
+    listed,
 )
 
 __all__ = ["command"]
+
+_LEASES_SHOWN: Final = 3
 
 
 @click.command("repair")
@@ -77,10 +82,10 @@ def command(
     began_s = clock.monotonic_s()
     if is_url(session.store_path()):
         sources = sources_of(session, place)
-        _repair_bucket(session, sources, apply=apply, wait_s=wait_s, as_json=as_json)
+        _repair_bucket(session, place, sources, apply=apply, wait_s=wait_s, as_json=as_json)
     entrance = repair_entrance(session.store_path(), apply=apply, owner=session.store_owner())
     if entrance and not apply:
-        _stop_at_entrance(entrance, as_json=as_json)
+        _stop_at_entrance(entrance, place, as_json=as_json)
     parity = session.parity()
     sources = sources_of(session, place)
     quarantined: tuple[str, ...] = ()
@@ -99,12 +104,18 @@ def command(
             sources, store, plan, apply=apply, parity=parity, cancelled=cancelled, shown=shown
         )
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
-    _print(report, repairs, entrance, as_json=as_json)
+    _print(report, repairs, entrance, place, as_json=as_json)
     sys.exit(0 if report.ok else DAMAGE)
 
 
 def _repair_bucket(
-    session: Session, sources: Sequence[Source], *, apply: bool, wait_s: float, as_json: bool
+    session: Session,
+    place: str | None,
+    sources: Sequence[Source],
+    *,
+    apply: bool,
+    wait_s: float,
+    as_json: bool,
 ) -> NoReturn:
     # Imported here because most stores are directories.
     from ciuic.maintain.prune.bucket.prune import finish_condemned
@@ -116,9 +127,9 @@ def _repair_bucket(
     began_s = clock.monotonic_s()
     entrance = header_entrance(session, sources, apply=apply)
     if entrance and not apply:
-        _stop_at_entrance(entrance, as_json=as_json)
+        _stop_at_entrance(entrance, place, as_json=as_json)
     quarantined: tuple[str, ...] = ()
-    left = 0
+    left: list[str] = []
     with (
         interruptible() as cancelled,
         opened(session, write=apply, removes=apply, wait_s=wait_s, cancelled=cancelled) as store,
@@ -128,9 +139,10 @@ def _repair_bucket(
         plan = plan_in_bucket(store, cancelled=cancelled, progress=shown.stage)
         if apply:
             quarantined = apply_in_bucket(store, plan, cancelled=cancelled)
-        if quarantined:
+        if apply and (quarantined or plan.condemned):
             patience = Patience(wait_s)
-            left = len(finish_condemned(store, clock=clock, patience=patience, cancelled=cancelled))
+            leases = finish_condemned(store, clock=clock, patience=patience, cancelled=cancelled)
+            left = [lease.about for lease in leases]
     repairs: list[CopyRepair] = []
     has_copies = apply and any(bad.has_copy for bad in plan.manifests)
     if has_copies or (sources and plan.is_damaged):
@@ -146,29 +158,41 @@ def _repair_bucket(
                 sources, store, plan, apply=apply, parity=0.0, cancelled=cancelled, shown=shown
             )
     report = RepairReport(plan, apply, quarantined, clock.monotonic_s() - began_s)
-    _print(report, repairs, entrance, as_json=as_json)
+    _print(report, repairs, entrance, place, as_json=as_json)
     if left:
+        names = listed(left[:_LEASES_SHOWN], len(left))
         advise(
-            f"{counted(left, 'session')} of other writers may rely on the damaged packs;"
-            " 'ciuic prune' removes these later"
+            f"{counted(len(left), 'session')} of other writers may rely on the damaged packs:"
+            f" {printable(names)}; 'ciuic prune' removes these packs when they have ended, and"
+            " with --revoke-after TIME also if they seem to be dead"
         )
     sys.exit(0 if report.ok else DAMAGE)
 
 
-def _stop_at_entrance(entrance: tuple[str, ...], *, as_json: bool) -> None:
+def _stop_at_entrance(entrance: tuple[str, ...], place: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json({"ok": False, "applied": False, "entrance": list(entrance)})
     else:
         for sentence in entrance:
             click.echo(f"would repair: {printable(sentence)}")
-        advise("run 'ciuic repair --apply', which then checks the packs as well")
+        advise(f"run {_with_apply(place)}, which then checks the packs as well")
     sys.exit(DAMAGE)
+
+
+def _with_apply(place: str | None) -> str:
+    """Return the command that makes these repairs, with the options that were given."""
+    context = click.get_current_context()
+    options = ["--apply"] if place is None else ["--apply", "--from", place]
+    if context.get_parameter_source("wait_s") is ParameterSource.COMMANDLINE:
+        options += ["--wait", f"{context.params['wait_s']:g}s"]
+    return f"'ciuic repair {printable(shlex.join(options))}'"
 
 
 def _print(
     report: RepairReport,
     repairs: Sequence[CopyRepair],
     entrance: Sequence[str],
+    place: str | None,
     *,
     as_json: bool,
 ) -> None:
@@ -179,10 +203,10 @@ def _print(
         return
     for sentence in entrance:
         click.echo(f"repaired: {printable(sentence)}")
-    _print_report(report, repairs)
+    _print_report(report, repairs, place)
 
 
-def _print_report(report: RepairReport, repairs: Sequence[CopyRepair]) -> None:
+def _print_report(report: RepairReport, repairs: Sequence[CopyRepair], place: str | None) -> None:
     plan, would = report.plan, "" if report.applied else "would be "
     wrote = "wrote" if report.applied else "would write"
     for pack in shown_part(plan.packs):
@@ -190,6 +214,7 @@ def _print_report(report: RepairReport, repairs: Sequence[CopyRepair]) -> None:
         for how, count in sorted(chunk_counts(pack, plan).items()):
             click.echo(f"  {count:,} of its chunks: {_origin(how)}")
     print_rest(len(plan.packs), len(plan.packs), "pack", indent="  ")
+    _print_condemned(plan)
     if plan.origins:
         count = len(plan.origins)
         have = f"files that have {inflected(count, 'it', 'them')}"
@@ -211,14 +236,27 @@ def _print_report(report: RepairReport, repairs: Sequence[CopyRepair]) -> None:
         err=True,
     )
     if not plan.is_damaged and not plan.has_work:
-        click.echo("nothing is damaged")
+        click.echo("no snapshot is damaged" if plan.condemned else "nothing is damaged")
     elif not report.applied and plan.has_work:
-        advise("nothing was changed; run 'ciuic repair --apply' to make these repairs")
+        advise(f"nothing was changed; run {_with_apply(place)} to make these repairs")
     elif plan.remaining:
+        copy = "" if place else ", 'ciuic repair --apply --from COPY' takes it from a copy"
         advise(
             "all other paths can be restored; 'ciuic snapshot' stores lost data again if a live"
-            " file still holds it, or if a directory has not changed since"
+            f" file still holds it, or if a directory has not changed since{copy}"
         )
+
+
+def _print_condemned(plan: RepairPlan) -> None:
+    """Name the damaged packs that a prune deletes: nothing more is to be done about them."""
+    for pack in shown_part(plan.condemned):
+        lost = len(plan.lost.intersection(pack.lost))
+        cost = f"; snapshots need {counted(lost, 'chunk')} that it has lost" if lost else ""
+        click.echo(
+            f"pack {pack.pack_id.hex()[:12]}: {pack.what}: it is condemned already, and a prune"
+            f" deletes it{cost}"
+        )
+    print_rest(len(plan.condemned), len(plan.condemned), "condemned pack", indent="  ")
 
 
 def _print_additions(plan: RepairPlan, wrote: str) -> None:
@@ -234,7 +272,8 @@ def _print_documents(plan: RepairPlan, would: str) -> None:
     for bad in plan.manifests:
         _print_manifest(bad, would)
     for mark in plan.marks.damaged:
-        remedy = "put back from its copy" if mark.has_copy else "replaced by a pin"
+        known = "a pin with the last tags and the last note that are known"
+        remedy = "put back from its copy" if mark.has_copy else f"replaced by {known}"
         click.echo(f"{printable(mark.what)}: {would}{remedy}")
     for what in plan.retired.values():
         click.echo(f"{printable(what)}: {would}set aside")

@@ -9,7 +9,7 @@ from ciuic.catalog import list_snapshots
 from ciuic.chains import SnapshotChain, snapshot_chains
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.error_output import hinted
-from ciuic.cli.opening import find_snapshot, opened
+from ciuic.cli.opening import find_snapshot, opened, warn_of_mark
 from ciuic.cli.options import (
     ShortOptionsCommand,
     absolute,
@@ -64,6 +64,7 @@ def command(
         raise UsageError("-p requires --chunks", hint="Add --chunks; 'ciuic ls' lists a path.")
     with opened(session) as store:
         summary = find_snapshot(session, store, snapshot_id)
+        warn_of_mark(summary)
         manifest = store.manifest(summary.id).with_summary(summary)
         chain = snapshot_chains([*list_snapshots(store), manifest.summary])[manifest.summary.id]
         document = _manifest_json(session, manifest, chain) if as_json else None

@@ -88,7 +88,7 @@ def command(session: Session, *, as_json: bool) -> None:
     lines += _absence_lines(absent)
     lines += check_lines(checks)
     lines += [("copy", printable(f"{copy.name} {copy.sentence()}")) for copy in copies]
-    lines += _daemon_lines(path, daemon)
+    lines += _daemon_lines(path, daemon, is_damaged=checks.is_damaged)
     _print(lines)
 
 
@@ -115,9 +115,11 @@ def _absence_lines(absent: Iterable[str]) -> list[tuple[str, str]]:
     return [("absent", f"there is no directory {root}, which is configured") for root in absent]
 
 
-def _daemon_lines(path: str, daemon: Document | None) -> list[tuple[str, str]]:
+def _daemon_lines(
+    path: str, daemon: Document | None, *, is_damaged: bool = False
+) -> list[tuple[str, str]]:
     if daemon is not None:
-        return list(daemon_lines(daemon))
+        return list(daemon_lines(daemon, is_damaged=is_damaged))
     if is_url(path):  # the socket is in the cache directory of the daemon's user
         return [("daemon", "none of this user on this store; those of others are not seen")]
     return [("daemon", "not running on this store")]

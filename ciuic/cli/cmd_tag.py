@@ -4,7 +4,7 @@ import click
 
 from ciuic.catalog import means_otherwise
 from ciuic.cli.candidates import SNAPSHOT, known_tags
-from ciuic.cli.opening import find_snapshot, opened
+from ciuic.cli.opening import find_snapshot, opened, warn_of_mark
 from ciuic.cli.options import given, json_option, wait_option
 from ciuic.cli.render import brief, print_json, printable
 from ciuic.cli.session import Session
@@ -61,6 +61,7 @@ def command(
     moved_from: list[SnapshotId] = []
     with opened(session, write=changes, adds=False, wait_s=wait_s) as store:
         before = summary = find_snapshot(session, store, snapshot_id)
+        warn_of_mark(before)
         if changes:
             summary = change_tags(store, before.id, add=add, remove=remove)
         if move:

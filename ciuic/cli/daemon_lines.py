@@ -17,8 +17,13 @@ from ciuic.units import (
 __all__ = ["daemon_lines"]
 
 
-def daemon_lines(daemon: Document) -> Iterator[tuple[str, str]]:
-    """Yield lines about the daemon, each a key and a text."""
+def daemon_lines(daemon: Document, *, is_damaged: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield lines about the daemon, each a key and a text.
+
+    Args:
+        daemon: Its status.
+        is_damaged: Damage is known, even if the last scrub of the daemon came before.
+    """
     yield "daemon", f"{daemon.get('state')}, process {daemon.get('pid')}, {daemon.get('config')}"
     yield from _obstacle_lines(daemon)
     schedules = daemon.get("schedules")
@@ -47,7 +52,7 @@ def daemon_lines(daemon: Document) -> Iterator[tuple[str, str]]:
         )
     upkeep = daemon.get("upkeep")
     if isinstance(upkeep, dict):
-        yield from _upkeep_lines(upkeep)
+        yield from _upkeep_lines(upkeep, is_damaged=is_damaged)
     for what in daemon.get("hook_trouble") or ():
         yield "hook", f"{what}, at the last snapshot"
     error = daemon.get("last_error")
@@ -104,7 +109,7 @@ def _progress_text(progress: Document) -> str:
     return ", ".join(parts)
 
 
-def _upkeep_lines(upkeep: Document) -> Iterator[tuple[str, str]]:
+def _upkeep_lines(upkeep: Document, *, is_damaged: bool) -> Iterator[tuple[str, str]]:
     """Yield the task between two snapshots, and the last result of each task."""
     if upkeep.get("doing"):
         yield "now", f"{upkeep['doing']}, until the next snapshot is due"
@@ -127,7 +132,7 @@ def _upkeep_lines(upkeep: Document) -> Iterator[tuple[str, str]]:
             yield what, f"{outcome}{when}"
         else:
             spent = format_duration(float(upkeep.get("scrubbed_today_s") or 0))
-            found = "no damage" if last.get("ok") else "there is damage"
+            found = "there is damage" if is_damaged or not last.get("ok") else "no damage"
             yield what, f"{found}, {spent} today{when}"
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "opened",
     "shown_ids",
     "warn_damaged",
+    "warn_of_mark",
 ]
 
 _ID: Final = r"cs-[0-9a-f]+"
@@ -185,6 +186,12 @@ def _of_host(snapshots: Sequence[SnapshotSummary], host: str) -> list[SnapshotSu
     from ciuic.catalog.whose import of_host
 
     return of_host(snapshots, host)
+
+
+def warn_of_mark(summary: SnapshotSummary) -> None:
+    """Say on stderr if the newest mark of a snapshot cannot be read, and what counts instead."""
+    if summary.mark_problem:
+        advise(f"ciuic: {summary.id} counts as pinned: {printable(summary.mark_problem)}")
 
 
 def find_snapshot(

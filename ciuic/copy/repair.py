@@ -13,6 +13,7 @@ from ciuic.copy.report import CopyReport
 from ciuic.documents import Document
 from ciuic.errors import CorruptionError, MissingError, UnknownFormatError
 from ciuic.ids import ChunkId, SnapshotId
+from ciuic.store.records import layout
 from ciuic.store.records.manifest import decode_manifest
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
@@ -125,6 +126,7 @@ def repair_from_copy(
     listed = store.listed_ids()
     # Also those that the other store does not have: what they lacked may have come with another.
     repaired = tuple([one for one in sorted(damaged) if one in listed and survey.is_sound(one)])
+    _forget(store, repaired, is_all=len(repaired) == len(set(damaged)))
     chunks = report.resent_chunks + sum([copied.chunks for copied in report.copied])
     problem = "; ".join([f"{one}: {what}" for one, what in report.refused.items()])
     return CopyRepair(other.name, has, (), repaired, chunks, problem)
@@ -145,3 +147,20 @@ def _put_back_manifests(store: Store, other: Store, snapshot_ids: Collection[Sna
             bucket.put_back(snapshot_id, other.manifests.read_file(snapshot_id)[1])
         except (MissingError, UnknownFormatError):
             continue  # a lost one is copied with its snapshot
+
+
+def _forget(store: Store, repaired: Collection[SnapshotId], *, is_all: bool) -> None:
+    """Forget damage that a scrub has recorded.
+
+    Args:
+        store: The store, open for writing.
+        repaired: The snapshots that are undamaged now.
+        is_all: No other snapshot is damaged.
+    """
+    index = store.index
+    paths = {f"{layout.SNAPSHOTS}/{layout.manifest_name(one)}" for one in repaired}
+    index.keep_damaged_documents(index.damaged_documents().keys() - paths)
+    if is_all:
+        index.forget_gone()
+        index.forget_lost()
+    index.commit()

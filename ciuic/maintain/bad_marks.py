@@ -1,11 +1,13 @@
 """Finds marks of snapshots that are damaged or gone, and repairs them.
 
-A repair puts a mark back from its undamaged copy. Without a copy the mark may have been a pin, so
-the repair adds a mark with a pin and the tags that are known.
+A repair puts a mark back from its undamaged copy. In a bucket, where no mark is ever replaced, it
+adds one that says the same as the copy of this machine. Without a copy the mark may have been a
+pin, so the repair adds a mark with a pin, and with the last tags and the last note that are known.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
 
 from ciuic.catalog import all_snapshots, labelled
 from ciuic.errors import CorruptionError, UnknownFormatError, UnreachableError
@@ -15,6 +17,8 @@ from ciuic.store.store import Store
 
 __all__ = ["BadMark", "MarkSurvey", "repair_mark", "survey_marks"]
 
+_REQUESTS_AT_ONCE: Final = 8
+
 
 class BadMark(NamedTuple):
     """The newest mark of a snapshot, if it is damaged or gone.
@@ -23,7 +27,7 @@ class BadMark(NamedTuple):
         id: The snapshot.
         number: The number of the mark.
         what: What is wrong.
-        has_copy: It has a sound copy.
+        has_copy: It has a sound copy: see ``Marks.has_copy``.
     """
 
     id: SnapshotId
@@ -51,18 +55,24 @@ class MarkSurvey(NamedTuple):
 def survey_marks(store: Store) -> MarkSurvey:
     """Read the newest mark of each snapshot, and its copy."""
     found = MarkSurvey([], [], {}, {})
-    for key in _newest(store):
-        has_copy = store.marks.has_copy(*key)
+
+    def check(key: tuple[SnapshotId, int]) -> CorruptionError | UnknownFormatError | None:
         try:
-            store.marks.read(*key, copy=False)
-        except UnreachableError as error:
-            found.unreachable[key] = error.message
-        except CorruptionError as error:
-            found.damaged.append(BadMark(*key, error.message, has_copy))
-        except UnknownFormatError as error:
-            found.unread[key] = error.message
-        else:
-            if not has_copy:
+            store.marks.check(*key)
+        except (CorruptionError, UnknownFormatError) as error:
+            return error
+        return None
+
+    keys = list(_newest(store))
+    with ThreadPoolExecutor(1 if store.bucket is None else _REQUESTS_AT_ONCE, "marks") as pool:
+        for key, error in zip(keys, pool.map(check, keys), strict=True):
+            if isinstance(error, UnreachableError):
+                found.unreachable[key] = error.message
+            elif isinstance(error, CorruptionError):
+                found.damaged.append(BadMark(*key, error.message, store.marks.has_copy(*key)))
+            elif error is not None:
+                found.unread[key] = error.message
+            elif store.bucket is None and not store.marks.has_copy(*key):
                 found.uncopied.append(key)
     return found
 
@@ -70,16 +80,20 @@ def survey_marks(store: Store) -> MarkSurvey:
 def repair_mark(store: Store, bad: BadMark) -> None:
     """Give a snapshot its mark back from the copy, or add a mark with a pin if there is no copy.
 
-    If there is a copy, the caller has set the damaged file aside.
+    If there is a copy in a directory, the caller has set the damaged file aside.
 
     Raises:
         StoreError: The store failed; the snapshot counts as pinned until the next repair.
     """
-    if bad.has_copy:
+    if bad.has_copy and store.bucket is None:
         store.marks.put_back(bad.id, bad.number)
         return
     summary = labelled(store, store.manifest(bad.id).summary)
-    store.marks.add(summary, Mark(summary.tags, pinned=True, note=summary.note), copy=True)
+    if summary.purged:
+        return  # a purged snapshot never changes again, and its marks go with it
+    # Without a copy, it counts as listed and pinned.
+    mark = Mark(summary.tags, summary.pinned, summary.forgotten_ns, note=summary.note)
+    store.marks.add(summary, mark, copy=store.bucket is None)
 
 
 def _newest(store: Store) -> Iterator[tuple[SnapshotId, int]]:

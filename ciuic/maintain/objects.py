@@ -12,10 +12,9 @@ from ciuic.store.health.inspect import PackCheck, inspect_bytes
 from ciuic.store.place.bucket import StoreInBucket
 from ciuic.store.records import layout
 from ciuic.store.records.manifest import decode_manifest
-from ciuic.store.records.mark import decode_mark
 from ciuic.store.store import Store
 
-__all__ = ["bucket_of", "damaged_documents", "inspect_object", "pack_object"]
+__all__ = ["bucket_of", "damaged_manifests", "inspect_object", "pack_object"]
 
 _PACK_BYTES_MAX: Final = 1 << 30
 _REQUESTS_AT_ONCE: Final = 8
@@ -62,34 +61,23 @@ def pack_object(bucket: StoreInBucket, pack_id: PackId) -> bytes:
     return bucket.place.get(f"{layout.PACKS}/{layout.pack_name(pack_id)}", _PACK_BYTES_MAX)
 
 
-def damaged_documents(store: Store) -> Iterator[PathWarning]:
-    """Yield the manifests and newest marks that are damaged or lost, as the bucket has them."""
+def damaged_manifests(store: Store) -> Iterator[PathWarning]:
+    """Yield the manifests that are damaged or lost, as the bucket has them."""
     bucket = bucket_of(store)
 
-    def manifest(snapshot_id: SnapshotId) -> PathWarning | None:
-        path = f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
-        return _problem(path, lambda: decode_manifest(bucket.manifest(snapshot_id), snapshot_id))
+    def problem(snapshot_id: SnapshotId) -> PathWarning | None:
+        try:
+            decode_manifest(bucket.manifest(snapshot_id), snapshot_id)
+        except MissingError:
+            return None  # removed since the listing
+        except (CorruptionError, UnknownFormatError) as error:
+            path = f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
+            return PathWarning(path.encode(), error.message)
+        return None
 
-    def mark(key: tuple[SnapshotId, int]) -> PathWarning | None:
-        name = layout.mark_name(*key)
-        return _problem(f"{layout.MARKS}/{name}", lambda: decode_mark(bucket.mark(name), *key))
-
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "documents") as pool:
-        found = [
-            *pool.map(manifest, sorted(store.manifests.files())),
-            *pool.map(mark, sorted(store.marks.newest().items())),
-        ]
-    yield from (problem for problem in found if problem is not None)
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "manifests") as pool:
+        found = list(pool.map(problem, sorted(store.manifests.files())))
+    yield from (one for one in found if one is not None)
     for snapshot_id in lost_snapshots(store):
         path = f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
         yield PathWarning(path.encode(), lost_manifest(store, snapshot_id).message)
-
-
-def _problem(path: str, read: Callable[[], object]) -> PathWarning | None:
-    try:
-        read()
-    except MissingError:
-        return None  # removed since the listing
-    except (CorruptionError, UnknownFormatError) as error:
-        return PathWarning(path.encode(), error.message)
-    return None

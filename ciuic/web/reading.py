@@ -26,6 +26,7 @@ from ciuic.report.entries import entry_json
 from ciuic.report.growth import full_in_s
 from ciuic.store.addressed import open_at_address, refuse_unreachable, short_limits
 from ciuic.store.index.places import DrillRecord
+from ciuic.store.index.records import GONE
 from ciuic.store.place.location import PlaceOptions
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
@@ -344,7 +345,8 @@ def _finding(finding: Finding) -> FindingAnswer:
 
 
 def _sound(checks: Health) -> int:
-    return max(0, checks.packs - checks.unchecked - len(checks.damaged))
+    there = [known for known in checks.damaged if known.what != GONE]
+    return max(0, checks.packs - checks.unchecked - len(there))
 
 
 def _drill(record: DrillRecord) -> Drill:

@@ -71,10 +71,8 @@ def _of_store(store: Store, settings: Settings, clock: Clock) -> Iterator[Fault]
             what = f"the copy {copy.name} {copy.sentence()}; 'ciuic doctor' says what helps"
             yield Fault(f"copy {copy.name}", "warning", what)
     found = health(store, is_asked=False)
-    if found.damaged or found.lost_chunks:
-        packs = counted(len(found.damaged), "damaged pack")
-        chunks = counted(found.lost_chunks, "lost chunk")
-        what = f"the store {store.name} has {packs} and {chunks}; 'ciuic repair' shows what helps"
+    if found.is_damaged:
+        what = f"the store {store.name} has damage: {found.damage}; 'ciuic repair' shows what helps"
         yield Fault("damage", "critical", what)
     if settings.drill_interval_s:
         yield from _of_drills(store, _LATE * settings.drill_interval_s, now_s)

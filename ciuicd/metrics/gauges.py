@@ -188,7 +188,10 @@ class Metrics:
         if found.oldest_ns is not None:
             what = "When the pack was checked whose last check is the oldest; all have one."
             self._set("verified_since_timestamp_seconds", what, found.oldest_ns / _NS)
-        self._set("damaged_packs", "Packs that are known to be damaged.", len(found.damaged))
+        what = "Packs that are known to be damaged or gone."
+        self._set("damaged_packs", what, len(found.damaged))
+        what = "Manifests and marks that are known to be damaged or gone."
+        self._set("damaged_documents", what, len(found.documents))
         self._set("lost_chunks", "Chunks that no pack and no parity has.", found.lost_chunks)
 
     def _look_at_space(self, store: Store, snapshots: Sequence[SnapshotSummary]) -> None:

@@ -105,7 +105,7 @@ class Scrubbing:
             # A failed scrub counts too: it is tried again, and the day has one budget.
             self._day.spent_s += self._clock.monotonic_s() - began_s
         self._day.has_read_manifests = True
-        if report.read_packs or "scrub" not in self._outcomes:
+        if report.read_packs or not report.ok or "scrub" not in self._outcomes:
             self._outcomes.note(
                 "scrub", packs=report.read_packs, bytes=report.read_bytes, ok=report.ok
             )

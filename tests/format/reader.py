@@ -704,9 +704,13 @@ class Store:
         numbers = [int(match[1]) for match in map(form.fullmatch, there) if match]
         if not numbers:
             return None
-        for directory in ("marks", "parity"):
-            with contextlib.suppress(FormatError, OSError):
-                return self._mark(directory, snapshot, max(numbers))
+        for number in sorted(numbers, reverse=True)[:100]:
+            for directory in ("marks", "parity"):
+                with contextlib.suppress(FormatError, OSError):
+                    mark = self._mark(directory, snapshot, number)
+                    if number == max(numbers):
+                        return mark
+                    return {"pinned": True, "tags": mark["tags"], "note": mark.get("note", "")}
         return {"pinned": True}
 
     def _mark(self, directory: str, snapshot: str, number: int) -> dict[str, Any]:

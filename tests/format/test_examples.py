@@ -215,6 +215,8 @@ def test_the_marks(store):
     assert place.read_bytes() == data
     assert reader.Store(str(store)).labels("cs-1a2b3c") == (list(mark.tags), True)
     place.write_bytes(data[:-1])
+    assert reader.Store(str(store)).labels("cs-1a2b3c") == (["before-refactor", "paper"], True)
+    (store / layout.MARKS / "cs-1a2b3c-1.json").write_bytes(data)
     assert reader.Store(str(store)).labels("cs-1a2b3c") == (["before-refactor"], True)
 
 

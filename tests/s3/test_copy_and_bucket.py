@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -9,6 +12,7 @@ import time
 import pytest
 
 from tests.kit import faulty_proxy as faults
+from tests.kit.daemon import wait_until
 from tests.kit.machine import MIB, Machine
 from tests.kit.place_contract import keys
 from tests.kit.program import CIUIC, ciuic, environment
@@ -330,3 +334,47 @@ def test_without_a_cache_a_header_like_that_of_a_named_store_is_written(copying,
 
     assert copying.restored(copying.address, taken, "out") == content(source)
     assert copying.copy()["present"] == [taken]
+
+
+def test_repairs_as_a_user_pastes_them_beside_the_lease_of_a_killed_snapshot(copying, source):
+    taken = copying.take()
+    copying.copy("--init")
+    before = content(source)
+    (source / "more").write_bytes(os.urandom(60 * MIB))
+    command = [*CIUIC, "--store", copying.address, "snapshot", source]
+    process = subprocess.Popen(command, env=environment(copying.environ), stdout=subprocess.PIPE)
+    place = copying.bucket.place()
+    wait_until("the snapshot has its lease", lambda: keys(place, "leases"))
+    process.send_signal(signal.SIGKILL)
+    assert not process.communicate()[0]
+    with copying.bucket.opened() as store:
+        (chunk_id, *_) = [one for batch in store.index.chunk_ids() for one, kind in batch]
+        (found,) = store.reader.places([chunk_id]).values()
+    key = f"packs/{found.pack_id.hex()}"
+    data = bytearray(place.get(key, 1 << 27))
+    at = found.offset_bytes + found.frame_bytes - 4
+    data[at : at + 4] = bytes([byte ^ 0xFF for byte in data[at : at + 4]])
+    place.delete([key])
+    place.put(key, bytes(data))
+    shutil.rmtree(source)
+
+    def repair(*options, code=4):
+        said = copying.run(copying.address, "repair", *options, code=code)
+        assert "nothing is damaged" not in said.out
+        copying.run(copying.address, "verify", "--all", "--checksum", code=code)
+        return said
+
+    assert pasted(repair().err) == ["--store", copying.address, "repair", "--apply"]
+    assert "snapshot-cs-" in repair("--apply").err
+    assert "it is condemned already" in repair("--apply").out
+    assert copying.run(copying.address, "list", "--json").document[0]["id"] == taken
+    words = pasted(repair("--from", copying.store, "--wait", "3s").err)
+    more = ["--apply", "--from", str(copying.store), "--wait", "3s"]
+    assert words == ["--store", copying.address, "repair", *more]
+    repair(*words[3:], code=0)
+    assert copying.restored(copying.address, taken, "out") == before
+
+
+def pasted(text):
+    """Return the words of the last command that a message quotes, after ``ciuic``."""
+    return shlex.split(re.findall(r"run 'ciuic ([^']*)'", text)[-1])

@@ -201,7 +201,8 @@ def test_a_dry_run_does_not_report_damage_that_the_copy_repairs(pair: Box) -> No
     assert "1 of its chunks: from a copy" in said.out
     assert "what is lost here would be taken from there" in said.out
     assert "stays damaged" not in said.out
-    assert f"run 'ciuic --config {pair.config} repair --apply'" in said.err
+    again = f"repair --apply --from {copy_of(pair)}'"
+    assert f"run 'ciuic --config {pair.config} {again}" in said.err
     assert "stays damaged" not in repair(pair, "--from", copy_of(pair), "--apply").out
     assert_whole(pair)
 

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from ciuic.catalog import list_snapshots
-from ciuic.maintain.objects import damaged_documents
+from ciuic.maintain.objects import damaged_manifests
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.manifests import put_back_manifests
 from ciuic.report.doctor.findings import Subject
@@ -110,7 +110,7 @@ def test_a_tombstone_that_a_purge_puts_in_the_place_of_a_manifest_is_no_damage(o
         assert (tmp_path / f"bucket/snapshots/{gone.id}.json").stat().st_size == 156
 
         assert verify_snapshots(store, [gone], {}, checksum=False, clock=SystemClock()).ok
-        assert list(damaged_documents(store)) == []
+        assert list(damaged_manifests(store)) == []
         assert plan_in_bucket(store).manifests == ()
 
 

@@ -298,6 +298,7 @@ def _unreadable(
         return UnreachableError(message)
     return CorruptionError(
         message,
-        hint="Run 'ciuic repair --apply'. If it cannot repair a snapshot, abandon that snapshot"
-        " with 'ciuic forget ID'. Nothing is removed until then.",
+        hint="Run 'ciuic repair --apply', or 'ciuic repair --apply --from COPY' if a copy of the"
+        " store has the snapshot. If neither repairs it, abandon the snapshot with"
+        " 'ciuic forget ID'. Nothing is removed until then.",
     )

@@ -21,6 +21,7 @@ from ciuic.errors import CancelledError, CorruptionError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.bad_marks import BadMark, repair_mark
 from ciuic.maintain.quarantine import keep_aside
+from ciuic.maintain.repair.known_damage import forget_repaired
 from ciuic.maintain.repair.report import PARITY, BadManifest, BadPack, RepairPlan
 from ciuic.maintain.repair.sources import Origin
 from ciuic.maintain.repair.storing import store_again
@@ -93,6 +94,7 @@ def _steps(store: Store, plan: RepairPlan, worker: "_Steps") -> list[Callable[[]
     steps += [functools.partial(worker.rewrite_pack, pack_id) for pack_id in broken_ids]
     steps += [functools.partial(worker.take_pack_away, pack_id) for pack_id in broken_ids]
     steps.append(functools.partial(worker.renew_index, plan.lost))
+    steps.append(functools.partial(forget_repaired, store, plan))
     steps += [functools.partial(worker.add_parity, pack_id) for pack_id in plan.bare]
     copies = store.manifests.copies
     steps += [functools.partial(copies.keep, missing, store.header) for missing in plan.uncopied]

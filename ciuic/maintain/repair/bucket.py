@@ -15,10 +15,18 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ciuic.errors import CancelledError, CorruptionError, MissingError, OfflineError, StoreError
+from ciuic.errors import (
+    CancelledError,
+    CorruptionError,
+    MissingError,
+    OfflineError,
+    SnapshotNotFoundError,
+    StoreError,
+)
 from ciuic.ids import ChunkId, PackId, SnapshotId
-from ciuic.maintain.bad_marks import MarkSurvey
-from ciuic.maintain.objects import bucket_of, damaged_documents, inspect_object, pack_object
+from ciuic.maintain.bad_marks import repair_mark, survey_marks
+from ciuic.maintain.objects import bucket_of, damaged_manifests, inspect_object, pack_object
+from ciuic.maintain.repair.known_damage import forget_repaired
 from ciuic.maintain.repair.lost_chunks import LostChunkSearch
 from ciuic.maintain.repair.manifests import sound_manifest
 from ciuic.maintain.repair.report import OTHER_PACK, BadManifest, BadPack, RepairPlan, SavedChunk
@@ -50,8 +58,9 @@ def plan_in_bucket(
 ) -> RepairPlan:
     """Read every pack of a bucket, and find out what is damaged and what can be done.
 
-    Changes nothing. Packs that a prune or a repair has condemned are left out. If the store is open
-    for writing, prunes delete no condemned pack from now on: it may have what is damaged elsewhere.
+    Changes nothing. It reads the packs that a prune or a repair has condemned, too: a snapshot that
+    is restored is read from them as long as they are there. If the store is open for writing,
+    prunes delete no condemned pack from now on: it may have what is damaged elsewhere.
 
     Raises:
         StoreError: The bucket cannot be read.
@@ -61,9 +70,9 @@ def plan_in_bucket(
     if store.writable:
         bucket.begin_repair(store.session_id)
     sizes = store.pack_files()
-    for pack_id in bucket.shut_packs():
-        sizes.pop(pack_id, None)
+    shut_packs = bucket.shut_packs()
     damaged: list[BadPack] = []
+    condemned: list[BadPack] = []
     unread: dict[str, str] = {}
     read_bytes = 0
     for pack_id in sorted(sizes):
@@ -74,17 +83,22 @@ def plan_in_bucket(
         if check.unknown:
             unread[f"{layout.PACKS}/{layout.pack_name(pack_id)}"] = check.unknown
         if check.what and check.read_bytes:
-            damaged.append(_diagnosed(store, check))
+            found = condemned if pack_id in shut_packs else damaged
+            found.append(_diagnosed(store, check))
         if progress is not None:
             progress("read packs", read_bytes, sum(sizes.values()))
-    search = LostChunkSearch(store, {key for bad in damaged for key in bad.lost}, cancelled)
+    unreadable = {chunk_id for bad in (*damaged, *condemned) for chunk_id in bad.lost}
+    search = LostChunkSearch(store, unreadable, cancelled)
     remaining = search.run(progress)
+    marks = survey_marks(store)
+    for key, what in marks.unread.items():
+        unread[f"{layout.MARKS}/{layout.mark_name(*key)}"] = what
     return RepairPlan(
         packs=tuple(damaged),
         origins=search.origins,
         lost=frozenset(search.lost),
-        manifests=tuple([_bad_document(store, bad) for bad in damaged_documents(store)]),
-        marks=MarkSurvey([], [], {}, {}),
+        manifests=tuple([_bad_manifest(store, bad) for bad in damaged_manifests(store)]),
+        marks=marks,
         retired=store.trash.retired.damage()[0],
         bare=(),
         uncopied=(),
@@ -94,6 +108,7 @@ def plan_in_bucket(
         unread=unread,
         read_bytes=read_bytes,
         pack_count=len(sizes),
+        condemned=tuple(condemned),
     )
 
 
@@ -112,6 +127,9 @@ def apply_in_bucket(
         CancelledError: ``cancelled`` turned true.
     """
     bucket = bucket_of(store)
+    for mark in plan.marks.damaged:
+        with contextlib.suppress(SnapshotNotFoundError, CorruptionError):
+            repair_mark(store, mark)
     for name in plan.retired:
         _set_retired_aside(store, name)
     replaced = [bad.pack_id for bad in plan.packs if not bad.stays]
@@ -124,8 +142,13 @@ def apply_in_bucket(
         _copy_sound_frames(output, pack_id, data)
         bucket.place.put(f"{layout.QUARANTINE}/{layout.pack_name(pack_id)}", data)
     output.finish([])
+    if plan.lost:
+        # As a scrub does: this machine's snapshots store them again, and its lists show the damage.
+        store.index.drop_chunks(sorted(plan.lost))
+    forget_repaired(store, plan)
     if replaced:
         _condemn(store, replaced)
+    bucket.end_writing()
     return tuple(map(layout.pack_name, replaced))
 
 
@@ -142,12 +165,11 @@ def _diagnosed(store: Store, check: PackCheck) -> BadPack:
     return BadPack(check.pack_id, check.what, False, saved, lost, stays=bool(check.unknown))
 
 
-def _bad_document(store: Store, bad: PathWarning) -> BadManifest:
-    """Report a damaged or lost manifest, or a damaged mark, which has no copy."""
+def _bad_manifest(store: Store, bad: PathWarning) -> BadManifest:
+    """Report a damaged or lost manifest."""
     path = os.fsdecode(bad.path)
-    folder, _, name = path.rpartition("/")
-    snapshot_id = SnapshotId(name.removesuffix(".json"))
-    has_copy = folder == layout.SNAPSHOTS and sound_manifest(store, snapshot_id) is not None
+    snapshot_id = SnapshotId(path.rpartition("/")[2].removesuffix(".json"))
+    has_copy = sound_manifest(store, snapshot_id) is not None
     return BadManifest(snapshot_id, f"{path}: {bad.what}", has_copy, is_gone=True, hint=_HINT)
 
 
@@ -228,4 +250,3 @@ def _condemn(store: Store, packs: list[PackId]) -> None:
             "a prune has revoked this repair, because it seemed to be dead",
             hint="Run it again.",
         )
-    bucket.end_writing()

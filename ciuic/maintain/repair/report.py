@@ -144,6 +144,8 @@ class RepairPlan:
         pack_count: Number of packs.
         from_copies: Chunks of ``packs`` that another store has given, or has.
         repaired_by_copies: Snapshots that other stores have repaired, or would repair.
+        condemned: In a bucket: damaged packs that an earlier repair or prune has condemned, and
+            that are not deleted yet. What they have lost counts; they need no further repair.
     """
 
     packs: tuple[BadPack, ...]
@@ -162,6 +164,7 @@ class RepairPlan:
     pack_count: int
     from_copies: frozenset[ChunkId] = frozenset()
     repaired_by_copies: tuple[SnapshotId, ...] = ()
+    condemned: tuple[BadPack, ...] = ()
 
     @property
     def is_damaged(self) -> bool:
@@ -232,6 +235,10 @@ class RepairReport:
                     "chunks": chunk_counts(pack, plan),
                 }
                 for pack in plan.packs
+            ],
+            "condemned": [
+                {"pack": pack.pack_id.hex(), "what": pack.what, "chunks": chunk_counts(pack, plan)}
+                for pack in plan.condemned
             ],
             "found_chunks": len(plan.origins),
             "lost_chunks": len(plan.lost),

@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ciuic.ids import PackId
-from ciuic.maintain.objects import bucket_of, damaged_documents, inspect_object
+from ciuic.maintain.objects import bucket_of, damaged_manifests, inspect_object
+from ciuic.maintain.scrub.checks import damaged_marks
 from ciuic.model import PathWarning
 from ciuic.store.health.inspect import PackCheck
 from ciuic.store.store import Store
@@ -59,4 +60,4 @@ class Bucket:
 
     def damaged_manifests(self, store: Store) -> list[PathWarning]:
         """See ``Subject``."""
-        return list(damaged_documents(store))
+        return [*damaged_manifests(store), *damaged_marks(store)]

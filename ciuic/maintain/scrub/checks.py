@@ -24,6 +24,7 @@ from ciuic.store.store import Store
 __all__ = [
     "check_with_parity",
     "damaged_manifests",
+    "damaged_marks",
     "has_gone",
     "recorded_packs",
     "sound_copies",
@@ -69,15 +70,15 @@ def damaged_manifests(store: Store) -> list[PathWarning]:
                 what = f"{error.message}; its copy is sound" if is_copied else error.message
                 path = os.fsencode(os.path.join(layout.SNAPSHOTS, file))
                 found.append(PathWarning(path, what))
-    found += _damaged_marks(store)
+    found += damaged_marks(store)
     for snapshot_id in lost_snapshots(store):
         path = os.fsencode(os.path.join(layout.SNAPSHOTS, layout.manifest_name(snapshot_id)))
         found.append(PathWarning(path, lost_manifest(store, snapshot_id).message))
     return found
 
 
-def _damaged_marks(store: Store) -> list[PathWarning]:
-    """Newest marks of listed snapshots that are damaged or gone."""
+def damaged_marks(store: Store) -> list[PathWarning]:
+    """Newest marks of snapshots that are damaged or gone."""
     found = []
     survey = survey_marks(store)
     for bad in survey.damaged:

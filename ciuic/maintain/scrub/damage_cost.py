@@ -67,6 +67,9 @@ class CostSearch:
     Args:
         store_id: ID of the store that lost chunks.
         lost: The lost chunks, each with the pack that lost it; None if that is not known.
+
+    Attributes:
+        missing: Further chunks that snapshots need and no pack has.
     """
 
     def __init__(self, store_id: str, lost: Mapping[ChunkId, PackId | None]) -> None:
@@ -76,6 +79,7 @@ class CostSearch:
         self._survey: DamageSurvey | None = None
         self._left: list[SnapshotId] = []
         self._found: dict[bytes, _Found] = {}
+        self.missing: set[ChunkId] = set()
 
     def find(
         self, subject: Subject, cancelled: Callable[[], bool] = lambda: False
@@ -108,6 +112,7 @@ class CostSearch:
             self._survey = DamageSurvey(store, lost)
             self._left = [snapshot.id for snapshot in reversed(list_snapshots(store))]
             self._found = {}
+            self.missing = set()
         self._survey.resume(store, lost, check)
         while self._left:
             with contextlib.suppress(SnapshotNotFoundError):  # forgotten meanwhile
@@ -117,6 +122,9 @@ class CostSearch:
 
     def _note_damage(self, survey: DamageSurvey, snapshot_id: SnapshotId) -> None:
         for damaged in list(survey.damage(snapshot_id)):
+            self.missing.update(
+                [one for one in damaged.chunks.values() if one and one not in self._lost]
+            )
             if damaged.path not in self._found:
                 lost_ids = [
                     chunk_id for chunk_id in damaged.chunks.values() if chunk_id in self._lost

@@ -9,17 +9,27 @@ from ciuic.documents import Document
 from ciuic.errors import StoreError
 from ciuic.ids import PackId
 from ciuic.store.index.places import CheckRecord
+from ciuic.store.index.records import GONE, UNNAMED
 from ciuic.store.store import Store
 from ciuic.system.clock import rfc3339
+from ciuic.units import counted
 
-__all__ = ["Health", "KnownDamage", "health", "read_since_s", "recorded_checks"]
+__all__ = [
+    "Health",
+    "KnownDamage",
+    "KnownDocument",
+    "damaged_documents",
+    "health",
+    "read_since_s",
+    "recorded_checks",
+]
 
 _NS: Final = 1_000_000_000
 _SLOW_BYTES_PER_S: Final = 10_000_000
 
 
 class KnownDamage(NamedTuple):
-    """A pack that was damaged at its last check."""
+    """A pack that was damaged at its last check, or was gone, and that snapshots may need."""
 
     pack_id: PackId
     what: str
@@ -34,6 +44,24 @@ class KnownDamage(NamedTuple):
         }
 
 
+class KnownDocument(NamedTuple):
+    """A manifest or mark that the last scrub found damaged or gone.
+
+    Attributes:
+        path: In the store.
+        what: What is wrong.
+        found_ns: When it was read.
+    """
+
+    path: str
+    what: str
+    found_ns: int
+
+    def as_json(self) -> dict[str, str]:
+        """Return a part of the same documents."""
+        return {"path": self.path, "what": self.what, "found": rfc3339(self.found_ns)}
+
+
 @dataclass(slots=True)
 class Health:
     """The results of earlier checks.
@@ -43,7 +71,8 @@ class Health:
         unchecked: How many packs were never read in full.
         oldest_ns: The time of the oldest last check; None if some packs were never read, or if
             there is no pack.
-        damaged: Packs that are known to be damaged.
+        damaged: Packs that are known to be damaged or gone.
+        documents: Manifests and marks that are known to be damaged or gone.
         lost_chunks: How many chunks are lost: no pack and no parity has them.
         is_known: False: this machine has no chunk index of the bucket, and the packs were not
             listed. All numbers are then 0.
@@ -55,6 +84,23 @@ class Health:
     damaged: tuple[KnownDamage, ...]
     lost_chunks: int
     is_known: bool = True
+    documents: tuple[KnownDocument, ...] = ()
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether any damage is known."""
+        return bool(self.damaged or self.documents or self.lost_chunks)
+
+    @property
+    def damage(self) -> str:
+        """What is known to be damaged, in words."""
+        counts = [
+            counted(len(self.damaged), "pack") if self.damaged else "",
+            counted(len(self.documents), "manifest or mark", "manifests or marks")
+            if self.documents
+            else "",
+        ]
+        return ", ".join([*filter(None, counts), f"{counted(self.lost_chunks, 'chunk')} lost"])
 
     def as_json(self) -> Document:
         """Return the field ``checks`` of ``ciuic stats --json`` and ``status --json``."""
@@ -63,6 +109,7 @@ class Health:
             "unchecked": self.unchecked,
             "oldest": None if self.oldest_ns is None else rfc3339(self.oldest_ns),
             "damaged": [known.as_json() for known in self.damaged],
+            "documents": [known.as_json() for known in self.documents],
             "lost_chunks": self.lost_chunks,
         }
 
@@ -84,14 +131,13 @@ def health(store: Store, *, is_asked: bool = True) -> Health:
     else:
         recorded = _recorded_packs(store)
         packs = recorded or {}
-    checks = {
-        pack_id: check for pack_id, check in recorded_checks(store).items() if pack_id in packs
-    }
+    found = recorded_checks(store)
+    checks = {pack_id: check for pack_id, check in found.items() if pack_id in packs}
     unchecked = len(packs) - len(checks)
     damaged = [
         KnownDamage(pack_id, check.what, check.checked_ns)
-        for pack_id, check in sorted(checks.items(), key=lambda item: item[1].checked_ns)
-        if check.what
+        for pack_id, check in sorted(found.items(), key=lambda item: item[1].checked_ns)
+        if (check.what if pack_id in packs else _is_missed(pack_id, check))
     ]
     oldest_ns = min((check.checked_ns for check in checks.values()), default=None)
     return Health(
@@ -101,7 +147,23 @@ def health(store: Store, *, is_asked: bool = True) -> Health:
         damaged=tuple(damaged),
         lost_chunks=len(known_lost(store)),
         is_known=recorded is not None,
+        documents=damaged_documents(store),
     )
+
+
+def _is_missed(pack_id: PackId, check: CheckRecord) -> bool:
+    """Return whether a pack is gone, and a scrub has found that."""
+    return check.what == GONE and check.checked_ns > 0 and pack_id != UNNAMED
+
+
+def damaged_documents(store: Store) -> tuple[KnownDocument, ...]:
+    """Return the manifests and marks that the last scrub of this machine found damaged or gone."""
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            found = index.damaged_documents()
+            return tuple([KnownDocument(path, *found[path]) for path in sorted(found)])
+    return ()
 
 
 def read_since_s(store: Store, since_ns: int) -> float:

@@ -23,7 +23,7 @@ from ciuic.errors import CancelledError, StoreError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
 from ciuic.maintain.scrub.checks import has_gone, recorded_packs, sound_copies, unreadable
-from ciuic.maintain.scrub.pack_health import health, recorded_checks
+from ciuic.maintain.scrub.pack_health import damaged_documents, health, recorded_checks
 from ciuic.maintain.scrub.report import (
     DamagedPack,
     OnDamage,
@@ -37,7 +37,7 @@ from ciuic.store.damage_records import note_read
 from ciuic.store.health.inspect import PackCheck
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.index.places import CheckRecord
-from ciuic.store.index.records import UNNAMED
+from ciuic.store.index.records import GONE, UNNAMED
 from ciuic.store.index_keeper import PackLists
 from ciuic.store.records import layout
 from ciuic.store.records.damage import ByteSpan, KnownDamage
@@ -134,6 +134,8 @@ class _Scrub:
     ) -> ScrubReport:
         report = self._report
         start = self._look_around(manifests=manifests)
+        if manifests:
+            self._remember_documents()
         for pack_id, error in start.unreachable.items():
             self._note_unreachable(pack_id, error)
         self._note_gone(start.recorded - start.packs.keys() - start.unreachable.keys())
@@ -152,9 +154,9 @@ class _Scrub:
         # The daemon scrubs in many small runs: one of them a day looks for damage of earlier ones.
         is_known = manifests and (known or report.has_gone)
         if report.damaged or report.unreachable or is_known or report.has_read_all:
-            report.pending = search_for(report, self._subject.store_id, known)
+            search = report.pending = search_for(report, self._subject.store_id, known)
             if complete_costs(report, self._subject, self._cancelled):
-                self._remember_gone()
+                self._remember_search(search.missing - known, has_known=bool(known))
         with self._opened() as store:
             report.health = health(store)
         report.total_s = self._clock.monotonic_s() - self._began_s
@@ -327,20 +329,48 @@ class _Scrub:
             self._report.not_remembered = ""
             self._waiting = []
 
-    def _remember_gone(self) -> None:
-        """Record whether packs are gone, even if the chunk index has never known them."""
-        is_missing = bool(self._report.missing)
-        if is_missing == self._report.has_gone:
+    def _remember_search(self, lost: set[ChunkId], *, has_known: bool) -> None:
+        """Record what the search through all snapshots has found.
+
+        Args:
+            lost: Chunks that are needed and in no pack; that was not known.
+            has_known: Other chunks were known to be lost.
+        """
+        report = self._report
+        is_new = (
+            bool(lost) or not report.has_gone or any(map(_is_unconfirmed, self._checks.items()))
+        )
+        is_over = not report.damaged and (report.has_gone or has_known)
+        if not (is_new if report.missing else is_over):
             return
         with (
             contextlib.suppress(StoreError, CancelledError),
             self._opened(write=True, wait_s=_LOCK_WAIT_S) as store,
         ):
-            if is_missing:
-                store.index.note_gone([UNNAMED])
-            elif not self._report.damaged:
+            if report.missing:
+                # Even if the chunk index has never known the packs that are gone.
+                if not report.has_gone:
+                    store.index.note_gone([UNNAMED])
+                store.index.note_lost(lost)
+                store.index.confirm_gone(self._clock.now_ns())
+            else:
                 store.index.forget_gone()
+                store.index.forget_lost()
             store.index.commit()
+
+    def _remember_documents(self) -> None:
+        """Record which manifests and marks are damaged."""
+        found = {os.fsdecode(bad.path): bad.what for bad in self._report.manifests}
+        with self._opened() as store:
+            known = {one.path: one.what for one in damaged_documents(store)}
+        if found == known:
+            return
+        try:
+            with self._opened(write=True) as store:
+                store.index.put_damaged_documents(found, self._clock.now_ns())
+                store.index.commit()
+        except (StoreError, CancelledError) as error:
+            self._report.not_remembered = error.message
 
     def _list_packs(self, store: Store) -> PackLists:
         """List the packs that ``_put`` makes the places of chunks."""
@@ -377,3 +407,9 @@ class _Scrub:
         for pack_id in listed.keys() & copies.values():
             chunk_ids = {chunk_id for chunk_id, other in copies.items() if other == pack_id}
             index.replace_places(pack_id, listed[pack_id], chunk_ids)
+
+
+def _is_unconfirmed(found: tuple[PackId, CheckRecord]) -> bool:
+    """Return whether a pack is recorded as gone, and no scrub has found yet that it is missed."""
+    pack_id, check = found
+    return check.what == GONE and not check.checked_ns and pack_id != UNNAMED

@@ -33,8 +33,9 @@ def examine_snapshots(
     """
     for snapshot_id, what in sorted(damaged_manifests(store).items()):
         advice = (
-            "Run 'ciuic repair --apply': it takes the manifest from its copy, if there is one. If"
-            f" not, 'ciuic forget {snapshot_id}' abandons the snapshot."
+            "Run 'ciuic repair --apply': it takes the manifest from its copy, if there is one."
+            " 'ciuic repair --apply --from COPY' takes it from a copy of the store. If neither has"
+            f" it, 'ciuic forget {snapshot_id}' abandons the snapshot."
         )
         yield Finding(
             PROBLEM, "snapshots", f"the manifest of {snapshot_id} is damaged: {what}", advice

@@ -144,17 +144,17 @@ def _share_a_disk(store_path: bytes, root: bytes) -> bool:
 
 def examine_checks(known: Health, now_ns: int) -> Iterator[Finding]:
     """Check what scrubs have found, and when."""
-    if not known.packs:
-        return
-    if known.damaged:
-        packs = len(known.damaged)
-        lost = counted(known.lost_chunks, "chunk")
-        what = f"{packs:,} of {counted(known.packs, 'pack')} damaged, {lost} lost"
+    if known.is_damaged:
+        what = f"damage is known: {known.damage}"
+        if known.documents:
+            what += f"; first {known.documents[0].path}: {known.documents[0].what}"
         advice = (
             "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it;"
             " 'ciuic verify --all' names the files."
         )
         yield Finding(PROBLEM, "checks", what, advice)
+    if not known.packs:
+        return
     if known.oldest_ns is None:
         were = inflected(known.unchecked, "was", "were")
         what = (
@@ -169,7 +169,7 @@ def examine_checks(known: Health, now_ns: int) -> Iterator[Finding]:
     if age_s > _CHECKED_S:
         advice = "Run 'ciuic scrub', or give the daemon a larger scrub_budget."
         yield Finding(WARNING, "checks", what, advice)
-    elif not known.damaged:
+    elif not known.is_damaged:
         yield Finding(OK, "checks", f"{what} and found sound")
 
 

@@ -3,20 +3,26 @@
 Footers of packs do not contain it, so an index that is rebuilt takes it over from the old file.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.store.index.database import SCHEMA_VERSIONS, Database, IndexDamagedError, uri_quoted
 from ciuic.store.index.places import CheckRecord, DrillRecord
 
-__all__ = ["UNNAMED", "Records"]
+__all__ = ["GONE", "UNNAMED", "Records"]
 
 _TABLES: Final = ("snapshot", "pack_check", "lost_chunk", "drill")
+_DOCUMENTS: Final = "damaged_document"
+"""A table that earlier versions do not have and ignore: it is made when it is first needed."""
+_MAKE_DOCUMENTS: Final = (
+    f"CREATE TABLE IF NOT EXISTS {_DOCUMENTS}"
+    " (path TEXT PRIMARY KEY, what TEXT NOT NULL, found_ns INTEGER NOT NULL) WITHOUT ROWID"
+)
 _DRILLS_KEPT: Final = 200
 UNNAMED: Final = PackId(bytes(32))
 """Instead of the ID of a pack that is gone, if it is not known."""
-_GONE: Final = "it is gone"
+GONE: Final = "it is gone"
 """As a check of a pack; see ``inspect_pack``."""
 _SUSPECT: Final = "a chunk in it is damaged"
 """Instead of the check of a pack: a snapshot has read the chunk. No check has read the pack."""
@@ -43,6 +49,9 @@ class Records(Database):
                 (version,) = self._db.execute("PRAGMA old.user_version").fetchone()
                 for table in _TABLES if version in SCHEMA_VERSIONS else ():
                     self._db.execute(f"INSERT INTO {table} SELECT * FROM old.{table}")  # noqa: S608 - ours
+                if self._has_documents("old."):
+                    self._db.execute(_MAKE_DOCUMENTS)
+                    self._db.execute(f"INSERT INTO {_DOCUMENTS} SELECT * FROM old.{_DOCUMENTS}")  # noqa: S608 - ours
                 self._db.commit()
             finally:
                 self._db.rollback()  # copies nothing from a damaged file
@@ -85,26 +94,95 @@ class Records(Database):
         with self._lock, self._faults():
             self._db.executemany(
                 "INSERT OR REPLACE INTO pack_check VALUES (?, 0, 0, ?)",
-                [(pack_id, _GONE) for pack_id in pack_ids],
+                [(pack_id, GONE) for pack_id in pack_ids],
             )
 
     def has_gone(self) -> bool:
         """Return whether packs are recorded as gone."""
         with self._lock, self._faults():
             query = "SELECT 1 FROM pack_check WHERE what = ? LIMIT 1"
-            return self._db.execute(query, (_GONE,)).fetchone() is not None
+            return self._db.execute(query, (GONE,)).fetchone() is not None
+
+    def confirm_gone(self, checked_ns: int) -> None:
+        """Note that snapshots need what the packs had that are recorded as gone, as a scrub found.
+
+        Before that, a pack counts as gone only for a copy, which then sends more: the removal by a
+        prune may not be recorded, if its disk was full.
+        """
+        with self._lock, self._faults():
+            self._db.execute(
+                "UPDATE pack_check SET checked_ns = ? WHERE what = ? AND checked_ns = 0",
+                (checked_ns, GONE),
+            )
+
+    def forget_lost(self) -> None:
+        """Forget the chunks that are lost, unless some pack is known as damaged.
+
+        The caller knows that no snapshot needs one of them. A damaged pack would bring one back
+        when the index is built again.
+        """
+        with self._lock, self._faults():
+            self._db.execute(
+                "DELETE FROM lost_chunk WHERE NOT EXISTS"
+                " (SELECT 1 FROM pack_check WHERE what != '')"
+            )
+
+    def put_damaged_documents(self, found: Mapping[str, str], found_ns: int) -> None:
+        """Record which manifests and marks are damaged, in place of what was recorded.
+
+        Args:
+            found: What is wrong with each, by its path in the store.
+            found_ns: When they were read.
+        """
+        with self._lock, self._faults():
+            if not found and not self._has_documents():
+                return
+            self._db.execute(_MAKE_DOCUMENTS)
+            self._db.execute(f"DELETE FROM {_DOCUMENTS}")  # noqa: S608 - ours
+            self._db.executemany(
+                f"INSERT INTO {_DOCUMENTS} VALUES (?, ?, ?)",  # noqa: S608 - ours
+                [(path, what, found_ns) for path, what in found.items()],
+            )
+
+    def keep_damaged_documents(self, paths: Collection[str]) -> None:
+        """Forget the others that are recorded as damaged: they were repaired."""
+        with self._lock, self._faults():
+            if self._has_documents():
+                gone = [(path,) for (path,) in self._db.execute(f"SELECT path FROM {_DOCUMENTS}")]  # noqa: S608 - ours
+                self._db.executemany(
+                    f"DELETE FROM {_DOCUMENTS} WHERE path = ?",  # noqa: S608 - ours
+                    [row for row in gone if row[0] not in paths],
+                )
+
+    def damaged_documents(self) -> dict[str, tuple[str, int]]:
+        """Map the damaged manifests and marks to what is wrong, and to when that was found."""
+        with self._lock, self._faults():
+            rows = (
+                self._db.execute(f"SELECT path, what, found_ns FROM {_DOCUMENTS}").fetchall()  # noqa: S608 - ours
+                if self._has_documents()
+                else []
+            )
+        return {
+            path: (what, found_ns)
+            for path, what, found_ns in rows
+            if isinstance(path, str) and isinstance(what, str) and isinstance(found_ns, int)
+        }
+
+    def _has_documents(self, schema: str = "") -> bool:
+        query = f"SELECT 1 FROM {schema}sqlite_master WHERE name = ?"  # noqa: S608 - ours
+        return self._db.execute(query, (_DOCUMENTS,)).fetchone() is not None
 
     def forget_gone(self) -> None:
         """Forget which packs are gone."""
         with self._lock, self._faults():
-            self._db.execute("DELETE FROM pack_check WHERE what = ?", (_GONE,))
+            self._db.execute("DELETE FROM pack_check WHERE what = ?", (GONE,))
 
     def note_there(self, pack_ids: Iterable[PackId]) -> None:
         """Forget that these packs are gone: for a while, the disk could not list them."""
         with self._lock, self._faults():
             self._db.executemany(
                 "DELETE FROM pack_check WHERE name = ? AND what = ?",
-                [(pack_id, _GONE) for pack_id in pack_ids],
+                [(pack_id, GONE) for pack_id in pack_ids],
             )
 
     def lost_chunks(self) -> set[ChunkId]:

@@ -83,7 +83,7 @@ class StoreInBucket:
         self.place = self._place = place
         self.condemned = Condemned(place, path)
         self._own = OwnSnapshots(path)
-        self._leases = HeldLeases(place)
+        self._leases = HeldLeases(place, path)
         self._replaced: dict[SnapshotId, Version] = {}
         self._met: set[SnapshotId] = set()
         self.unread: bytes | None = None
@@ -263,6 +263,15 @@ class StoreInBucket:
             StoreError: It cannot be read.
         """
         return self._place.get(f"{layout.MARKS}/{name}", MARK_BYTES_MAX)
+
+    def mark_numbers(self, snapshot_id: SnapshotId) -> set[int]:
+        """List the marks of a snapshot, also those that no longer count.
+
+        Raises:
+            StoreError: They cannot be listed.
+        """
+        listed = [layout.parse_mark_name(_name_of(one)) for one in self._place.list(layout.MARKS)]
+        return {mark[1] for mark in listed if mark is not None and mark[0] == snapshot_id}
 
     def create_marks(self, files: Mapping[str, bytes]) -> set[str]:
         """Create the marks whose names are free; if some are not, fetch the newest marks.

@@ -203,6 +203,10 @@ class Bucket(Protocol):
         """Say that this snapshot is read: its packs may have come after the last listing."""
         ...
 
+    def mark_numbers(self, snapshot_id: SnapshotId) -> set[int]:
+        """List the marks of a snapshot, also those that no longer count."""
+        ...
+
     def manifest(self, snapshot_id: SnapshotId) -> bytes:
         """Read a manifest from the bucket."""
         ...

@@ -5,12 +5,13 @@
 
 No mark is replaced. A change creates the next number if that name is free; if another process was
 faster, the change is made again on what that process wrote. A mark that cannot be read may have
-been a pin, so its snapshot counts as listed and pinned until there is a newer mark.
+been a pin, so its snapshot counts as listed and pinned until there is a newer mark. Its tags and
+its note are then those of the newest earlier mark that can be read.
 """
 
 import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -33,6 +34,10 @@ from ciuic.store.records import layout
 from ciuic.store.records.mark import MARK_BYTES_MAX, Mark, decode_mark, encode_mark
 
 __all__ = ["Marks", "NewMark", "recorded_marks", "with_mark"]
+
+
+_OLDER_MAX: Final = 100
+"""The most marks that are read in place of one that is damaged."""
 
 
 class _Row(msgspec.Struct):
@@ -75,6 +80,7 @@ class Marks:
         self._store_path = store_path
         self._folder = Folder(store_path, layout.MARKS)
         self._copies = Folder(store_path, layout.PARITY)
+        self._older: dict[tuple[SnapshotId, int], tuple[int, Mark] | None] = {}
 
     def newest(self) -> dict[SnapshotId, int]:
         """Map each snapshot that has marks to the greatest number, from file names alone."""
@@ -102,15 +108,44 @@ class Marks:
         try:
             mark = self.read(summary.id, number)
         except (CorruptionError, UnknownFormatError) as error:
+            older = self._newest_older(summary.id, number)
+            problem = error.message
+            if older is not None and older[0] > summary.mark:
+                summary = with_mark(summary, older[1], older[0])
+            if summary.mark:
+                problem += f"; its tags and its note are those of mark {summary.mark}"
             return msgspec.structs.replace(
                 summary,
                 pinned=True,
                 mark=number,
-                mark_problem=error.message,
+                mark_problem=problem,
                 forgotten_ns=None,
                 purged=False,
             )
         return with_mark(summary, mark, number)
+
+    def _newest_older(self, snapshot_id: SnapshotId, number: int) -> tuple[int, Mark] | None:
+        """Return the newest mark before a damaged one that can be read, with its number."""
+        key = (snapshot_id, number)
+        if key not in self._older:
+            self._older[key] = None
+            with contextlib.suppress(StoreError):
+                for older in self._numbers_before(snapshot_id, number)[:_OLDER_MAX]:
+                    with contextlib.suppress(StoreError):
+                        self._older[key] = older, self.read(snapshot_id, older)
+                        break
+        return self._older[key]
+
+    def _numbers_before(self, snapshot_id: SnapshotId, number: int) -> list[int]:
+        """Return the numbers of earlier marks, the greatest first."""
+        if self._bucket is not None:  # this machine has no copies of marks that no longer count
+            found = self._bucket.mark_numbers(snapshot_id)
+        else:
+            names = [
+                folder.names(layout.parse_mark_name) for folder in (self._folder, self._copies)
+            ]
+            found = {mark for known in names for one, mark in known if one == snapshot_id}
+        return sorted([one for one in found if one < number], reverse=True)
 
     def read(self, snapshot_id: SnapshotId, number: int, *, copy: bool = True) -> Mark:
         """Read a mark.
@@ -142,10 +177,25 @@ class Marks:
             message, hint="'ciuic repair --apply' replaces it by its copy or by a pin."
         ) from problem
 
+    def check(self, snapshot_id: SnapshotId, number: int) -> None:
+        """Read a mark itself: in a bucket, not what this machine has fetched of it earlier.
+
+        Raises:
+            UnreachableError: The file system cannot read it.
+            CorruptionError: It is damaged or gone.
+            UnknownFormatError: A later version wrote it.
+            StoreError: The bucket cannot be read.
+        """
+        if self._bucket is not None:
+            self._from_bucket(self._bucket, snapshot_id, number)
+        else:
+            self.read(snapshot_id, number, copy=False)
+
     def has_copy(self, snapshot_id: SnapshotId, number: int) -> bool:
-        """Return whether a mark has a copy that is undamaged."""
+        """Return whether a mark has an undamaged copy; in a bucket: whether this machine has."""
+        folder = self._copies if self._bucket is None else self._folder
         with contextlib.suppress(StoreError):
-            _read(self._copies, layout.mark_name(snapshot_id, number), snapshot_id, number)
+            _read(folder, layout.mark_name(snapshot_id, number), snapshot_id, number)
             return True
         return False
 
@@ -261,19 +311,23 @@ class Marks:
 
     def _fetched(self, bucket: Bucket, snapshot_id: SnapshotId, number: int) -> Mark:
         """Read a mark from the bucket, and replace this machine's damaged copy of it."""
-        name = layout.mark_name(snapshot_id, number)
+        data, mark = self._from_bucket(bucket, snapshot_id, number)
+        with contextlib.suppress(StoreError):
+            self._folder.make_and_replace(layout.mark_name(snapshot_id, number), data)
+        return mark
+
+    def _from_bucket(
+        self, bucket: Bucket, snapshot_id: SnapshotId, number: int
+    ) -> tuple[bytes, Mark]:
         message = f"mark {number} of {snapshot_id}"
-        hint = "A new tag or pin of the snapshot is a new mark, which then counts."
+        hint = "'ciuic repair --apply' replaces it by a pin with the last tags that can be read."
         try:
-            data = bucket.mark(name)
-            mark = decode_mark(data, snapshot_id, number)
+            data = bucket.mark(layout.mark_name(snapshot_id, number))
+            return data, decode_mark(data, snapshot_id, number)
         except MissingError as error:
             raise CorruptionError(f"{message}: its object is gone", hint=hint) from error
         except CorruptionError as error:
             raise CorruptionError(f"{message}: {error.message}", hint=hint) from error
-        with contextlib.suppress(StoreError):
-            self._folder.make_and_replace(name, data)
-        return mark
 
     def _put_copy(self, snapshot_id: SnapshotId, number: int, data: bytes) -> None:
         self._copies.make_and_replace(layout.mark_name(snapshot_id, number), data)

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from ciuic.errors import LostRaceError, MissingError, StoreError
 from ciuic.ids import SessionId, SnapshotId
 from ciuic.store.place.place import Place
+from ciuic.store.place.sessions.ended import EndedLeases
 from ciuic.store.records import layout
 from ciuic.store.records.condemnation import (
     CONDEMNATION_BYTES_MAX,
@@ -141,11 +142,13 @@ class HeldLeases:
 
     Args:
         place: The place of the store.
+        path: The cache directory.
         renew_s: Seconds between two changes of each.
     """
 
-    def __init__(self, place: Place, renew_s: float = RENEW_S) -> None:
+    def __init__(self, place: Place, path: str, renew_s: float = RENEW_S) -> None:
         self._place = place
+        self._ended = EndedLeases(place, path)
         self._renew_s = renew_s
         self._leases: dict[str, str] = {}
         self._number = 0
@@ -153,7 +156,7 @@ class HeldLeases:
         self._thread: threading.Thread | None = None
 
     def hold(self, leases: Mapping[str, str]) -> None:
-        """Create leases.
+        """Create leases, and delete those of ended sessions that could not be deleted before.
 
         Args:
             leases: The key of each, and what is written into it.
@@ -163,6 +166,7 @@ class HeldLeases:
         """
         self._leases |= leases
         self._write(list(leases))
+        self._ended.delete_earlier()
         if self._thread is None and leases:
             self._thread = threading.Thread(target=self._renew, name="leases", daemon=True)
             self._thread.start()
@@ -173,12 +177,11 @@ class HeldLeases:
         self._leases = {}
 
     def end(self) -> None:
-        """Delete the leases; one that cannot be deleted only delays a prune. Harmless twice."""
+        """Delete the leases; the next session deletes what cannot be deleted. Harmless twice."""
         self._stop()
         leases, self._leases = self._leases, {}
         if leases:
-            with contextlib.suppress(StoreError):
-                self._place.delete(leases)
+            self._ended.delete(leases)
 
     def _write(self, keys: Sequence[str]) -> None:
         contents = [f"{self._leases[key]} {self._number}\n".encode() for key in keys]

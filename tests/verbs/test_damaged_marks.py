@@ -1,0 +1,140 @@
+"""A damaged newest mark costs no tag and no note: the newest earlier mark has them.
+
+The bucket is a directory here, behind the same interface.
+"""
+
+import pytest
+
+from ciuic.catalog import list_snapshots
+from ciuic.maintain.label import change_tags, set_note, set_pinned
+from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
+from ciuic.maintain.scrub.bucket import Bucket
+from ciuic.maintain.scrub.scrub import scrub
+from ciuic.store.snapshots.marks import Marks
+from tests.kit.buckets import FolderMachine, write
+from tests.kit.damage import flip_byte
+
+
+@pytest.fixture
+def one(tmp_path):
+    """A machine that has given a snapshot in a bucket a tag, a note, and a pin that it removed."""
+    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    machine.init()
+    write(tmp_path / "source", ["a"])
+    name = machine.take_at(machine.place(), tmp_path / "source").id
+    with machine.opened() as store:
+        change_tags(store, name, add=["a b"])
+        set_note(store, name, "best so far")
+        set_pinned(store, name, pinned=True)
+        set_pinned(store, name, pinned=False)
+    return machine
+
+
+def newest_mark(tmp_path):
+    marks = (tmp_path / "bucket/marks").iterdir()
+    return max(marks, key=lambda path: int(path.stem.rpartition("-")[2]))
+
+
+def machine(tmp_path, name):
+    made = FolderMachine(tmp_path / "bucket", tmp_path / name)
+    made.clock.advance(3600)
+    return made
+
+
+def state(one):
+    with one.opened() as store:
+        (found,) = list_snapshots(store)
+    return found
+
+
+def repair(one):
+    with one.opened_at(one.place(), removes=True) as store:
+        plan = plan_in_bucket(store)
+        apply_in_bucket(store, plan)
+    return plan
+
+
+def test_a_machine_without_the_mark_adds_a_tag_and_loses_nothing(one, tmp_path):
+    flip_byte(newest_mark(tmp_path), 40)
+    other = machine(tmp_path, "other")
+
+    seen = state(other)
+    with other.opened() as store:
+        changed = change_tags(store, seen.id, add=["z"])
+
+    assert (seen.tags, seen.note, seen.pinned) == (("a b",), "best so far", True)
+    assert "mark 4 of" in seen.mark_problem
+    assert seen.mark_problem.endswith("its tags and its note are those of mark 3")
+    assert changed.tags == ("a b", "z")
+    for found in (state(other), state(machine(tmp_path, "third"))):
+        assert (found.tags, found.note, found.mark_problem) == (("a b", "z"), "best so far", "")
+
+
+def test_several_damaged_marks_are_passed_over_and_the_bucket_is_asked_once(
+    one, tmp_path, monkeypatch
+):
+    for number in (4, 3):
+        flip_byte(next((tmp_path / "bucket/marks").glob(f"*-{number}.json")), 40)
+    asked = []
+    numbers = Marks._numbers_before
+    monkeypatch.setattr(
+        Marks, "_numbers_before", lambda *words: asked.append(words) or numbers(*words)
+    )
+    with machine(tmp_path, "other").opened() as store:
+        for _ in range(3):
+            (seen,) = list_snapshots(store)
+    assert (seen.tags, seen.note) == (("a b",), "best so far")
+    assert len(asked) == 1
+
+
+def test_a_repair_replaces_a_damaged_mark_of_a_bucket_by_what_is_known(one, tmp_path):
+    flip_byte(newest_mark(tmp_path), 40)
+    other = machine(tmp_path, "other")
+
+    plan = repair(other)
+
+    assert [(bad.number, bad.has_copy) for bad in plan.marks.damaged] == [(4, False)]
+    assert not plan.is_hopeless
+    for found in (state(other), state(machine(tmp_path, "third"))):
+        assert (found.tags, found.note, found.pinned) == (("a b",), "best so far", True)
+        assert not found.mark_problem
+    assert not repair(other).is_damaged
+
+
+def test_a_machine_that_has_fetched_the_mark_puts_its_whole_state_back(one, tmp_path):
+    flip_byte(newest_mark(tmp_path), 40)
+    assert [found.path for found in scrub(subject(one), clock=one.clock).manifests] == [
+        f"marks/{newest_mark(tmp_path).name}".encode()
+    ]
+
+    (bad,) = repair(one).marks.damaged
+
+    assert bad.has_copy
+    found = state(machine(tmp_path, "third"))
+    assert (found.tags, found.note, found.pinned) == (("a b",), "best so far", False)
+
+
+def subject(one):
+    return Bucket(lambda **access: one.opened(write=access.get("write", False)))
+
+
+def test_a_directory_keeps_tags_and_note_and_each_command_says_so(box):
+    (box.source / "file").write_bytes(b"content")
+    name = box.take().id
+    for words in (("tag", name, "--add", "a b"), ("note", name, "best"), ("pin", name)):
+        assert box.ciuic(*words).code == 0
+    (box.store / "catalog.sqlite").unlink()
+    for folder in ("marks", "parity"):
+        for path in (box.store / folder).glob(f"{name}-3.json"):
+            flip_byte(path, 40)
+
+    for words in (("show", name), ("note", name), ("tag", name)):
+        said = box.ciuic(*words).err
+        assert f"ciuic: {name} counts as pinned: mark 3 of {name}" in said
+        assert "its tags and its note are those of mark 2" in said
+    would = box.ciuic("repair")
+    assert "replaced by a pin with the last tags and the last note that are known" in would.out
+    assert box.ciuic("repair", "--apply").code == 0
+    assert box.ciuic("repair").code == 0
+    (found,) = box.snapshots()
+    assert (found.tags, found.note, found.pinned) == (("a b",), "best", True)
