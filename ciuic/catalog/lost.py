@@ -17,6 +17,7 @@ __all__ = [
     "damaged_before",
     "damaged_manifests",
     "damaged_since",
+    "known_damaged",
     "known_lost",
     "known_of",
     "list_and_check",
@@ -114,6 +115,19 @@ def lost_manifest(store: Store, snapshot_id: SnapshotId) -> CorruptionError:
     return CorruptionError(
         f"the manifest of {snapshot_id} is gone", hint=f"{remedy[0].upper()}{remedy[1:]}."
     )
+
+
+def known_damaged(store: Store) -> dict[str, tuple[str, int]]:
+    """Return the manifests and marks that the last scrub of this machine found damaged or gone.
+
+    Returns:
+        By path in the store: what is wrong, and when that was found, in nanoseconds since 1970.
+    """
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return index.damaged_documents()
+    return {}
 
 
 def known_lost(store: Store) -> set[ChunkId]:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import click
 
-from ciuic.catalog import HOW_TO_TAKE, known_lost
+from ciuic.catalog import HOW_TO_TAKE, known_damaged, known_lost
 from ciuic.chains import snapshot_chains
 from ciuic.cli.candidates import known_tags, stored_path
 from ciuic.cli.copies import copies_of
@@ -24,7 +24,6 @@ from ciuic.errors import (
     UsageError,
 )
 from ciuic.ids import ChunkId, SnapshotId
-from ciuic.maintain.scrub.pack_health import damaged_documents
 from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
 from ciuic.store.records import layout
 from ciuic.store.store import Store
@@ -151,7 +150,7 @@ def _damaged(
     get None, and a message says so. In a bucket, where reading them takes many requests, only roots
     that are lost are known.
     """
-    documents = {one.path for one in damaged_documents(store)}
+    documents = known_damaged(store)
     manifests: dict[SnapshotId, bool | None] = {
         summary.id: True
         for summary in snapshots

@@ -17,7 +17,7 @@ from ciuic.report.growth import SOON_S, full_in_s
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock, from_local_text
 from ciuic.system.free_space import SNAPSHOT_RESERVE, free_space
-from ciuic.units import counted, format_bytes, format_duration
+from ciuic.units import format_bytes, format_duration
 from ciuicd.taking import newest_taken_ns
 
 __all__ = ["Fault", "find_faults"]

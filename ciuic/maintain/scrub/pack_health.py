@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ciuic.catalog import known_lost
+from ciuic.catalog import known_damaged, known_lost
 from ciuic.documents import Document
 from ciuic.errors import StoreError
 from ciuic.ids import PackId
@@ -158,12 +158,8 @@ def _is_missed(pack_id: PackId, check: CheckRecord) -> bool:
 
 def damaged_documents(store: Store) -> tuple[KnownDocument, ...]:
     """Return the manifests and marks that the last scrub of this machine found damaged or gone."""
-    with contextlib.suppress(StoreError):
-        index = store.existing_index
-        if index is not None:
-            found = index.damaged_documents()
-            return tuple([KnownDocument(path, *found[path]) for path in sorted(found)])
-    return ()
+    found = known_damaged(store)
+    return tuple([KnownDocument(path, *found[path]) for path in sorted(found)])
 
 
 def read_since_s(store: Store, since_ns: int) -> float:
