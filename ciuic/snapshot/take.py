@@ -15,7 +15,7 @@ from typing import NamedTuple
 import ciuic
 from ciuic.catalog import list_snapshots, remember
 from ciuic.errors import CancelledError, CommitUncertainError, StoreError
-from ciuic.ids import SnapshotId
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import EMERGENCY_TAG, Owner, PathWarning, Root, SnapshotSummary
 from ciuic.progress import Meter, Pace, Progress
 from ciuic.snapshot.after_commit import run_after_commit
@@ -123,6 +123,7 @@ class _Run:
             chain_cost=request.chain_cost,
             queue_bytes=request.memory_bytes // 2,
         )
+        self._writer.keep_trees()
 
     def gather(self, cancelled: Callable[[], bool], meter: Meter) -> _Gathered:
         """Freeze, walk, read and store."""
@@ -314,7 +315,14 @@ class _Run:
             cancelled=cancelled,
             progress=meter.walked,
             handled=meter.handled,
+            captured_nodes=self._captured_node,
+            began_ns=self._plan.taken_ns,
         )
+
+    def _captured_node(self, kind: int, node_id: ChunkId) -> bytes:
+        """Read a tree node that the walk has stored."""
+        plain = self._writer.kept_tree(node_id)
+        return self._store.reader.node(kind, node_id) if plain is None else plain
 
     def _walked(self) -> None:
         self._capture.walked()

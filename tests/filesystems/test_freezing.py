@@ -776,6 +776,31 @@ def test_a_file_half_written_at_the_freeze_is_marked_whatever_happens_to_it_late
         assert found[b"model.tmp"].state == BEING_WRITTEN
 
 
+def test_a_file_that_changed_after_the_freeze_is_marked_for_that_reason(
+    btrfs: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time of the walk no program has it open, but one may have had it at the freeze."""
+    box = Box(btrfs.path)
+    model = box.source / "model.pt"
+    model.write_bytes(b"first")
+    settle()
+    begin = Freezer.begin
+
+    def written_after(freezer: Freezer) -> object:
+        views = begin(freezer)
+        with model.open("r+b") as file:
+            file.write(b"later")
+        return views
+
+    monkeypatch.setattr(Freezer, "begin", written_after)
+    report = box.take(clock=SystemClock())
+    assert [warning.what for warning in report.trouble] == [
+        "in flux: it changed after the freeze, so a program may have been writing it then"
+    ]
+    assert box.entries()[os.fsencode(model)].state == BEING_WRITTEN
+    assert box.read(model) == b"first"
+
+
 def test_a_file_written_right_before_the_freeze_is_read_from_the_live_file(
     btrfs: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

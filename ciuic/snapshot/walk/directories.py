@@ -1,7 +1,9 @@
 """Open the directories of a walk: live or frozen, without the names that a mark excludes."""
 
+import heapq
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ciuic.errors import SourceError
@@ -11,9 +13,10 @@ from ciuic.snapshot.bases.old_directory import OldDirectory
 from ciuic.snapshot.read.parent_nodes import parent_nodes
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.walk.file_capture import FileVisitor
+from ciuic.snapshot.walk.listings import NOT_LISTED, Listings
 from ciuic.snapshot.walk.tally import Tally
 from ciuic.snapshot.walk.unchanged import has_same_inode
-from ciuic.snapshot.walk.walked_directory import WalkedDirectory
+from ciuic.snapshot.walk.walked_directory import OrderedEntries, WalkedDirectory
 from ciuic.source.directory import DirectoryHandle, entry_of, read_xattrs
 from ciuic.source.exclusions import BY_MARK, Exclusions
 from ciuic.source.faults import source_faults
@@ -23,7 +26,7 @@ from ciuic.store.records.nodes import PutNode
 from ciuic.store.records.tree_nodes import TreeBuilder, iter_tree
 from ciuic.store.store import Store
 
-__all__ = ["Directories", "Opened", "WalkRules", "xattrs_of"]
+__all__ = ["Again", "Directories", "Opened", "WalkRules", "xattrs_of"]
 
 Xattrs = tuple[tuple[bytes, bytes], ...]
 
@@ -56,6 +59,20 @@ class Opened(NamedTuple):
     status: os.stat_result
 
 
+class Again(NamedTuple):
+    """What a snapshot has captured of a directory that it walks again.
+
+    Attributes:
+        entries: Returns the captured entries.
+        listing: Its number in ``Listings``.
+        is_doubtful: It is to be listed again; else a directory below it is.
+    """
+
+    entries: Callable[[], Iterator[Entry]]
+    listing: int
+    is_doubtful: bool
+
+
 class Directories:
     """Opens the directories of a walk.
 
@@ -66,6 +83,7 @@ class Directories:
         tally: Counts excluded names.
         rules: The rules of the walk.
         sinks: Receive warnings and excluded names.
+        listings: Gets every directory that is not frozen.
 
     Attributes:
         pseudo: The file systems that snapshots leave out.
@@ -80,6 +98,7 @@ class Directories:
         *,
         rules: WalkRules,
         sinks: Sinks,
+        listings: Listings,
     ) -> None:
         self._reader = store.reader
         self._old_nodes = parent_nodes(store)
@@ -88,15 +107,19 @@ class Directories:
         self._tally = tally
         self._rules = rules
         self._sinks = sinks
+        self._listings = listings
         self.pseudo = PseudoMounts()
 
-    def root(self, view: RootView, old: Entry | None, old_taken_ns: int) -> WalkedDirectory:
+    def root(
+        self, view: RootView, old: Entry | None, old_taken_ns: int, again: Again | None = None
+    ) -> WalkedDirectory:
         """Open a root.
 
         Args:
             view: How the root is read.
             old: The root's entry in the parent snapshot.
             old_taken_ns: When the parent snapshot began.
+            again: What this snapshot has captured of it, if it is walked again.
 
         Raises:
             SourceError: The root cannot be read, or is on a pseudo file system.
@@ -108,10 +131,21 @@ class Directories:
                 raise SourceError(why)
             entry = entry_of(b".", status)
             entry.xattrs = read_xattrs(handle.fd)
-            names = self._wanted_names(handle, is_root=True)
+            names = self._names(handle, again, is_root=True)
+            listing = self._listing(
+                NOT_LISTED, handle.path, Opened(handle, view, status), old, again
+            )
         bases = OldDirectory(self._reader, old) if self._rules.find_delta_bases else None
         return self._walked(
-            handle, entry, names=names, old=old, old_taken_ns=old_taken_ns, view=view, bases=bases
+            handle,
+            entry,
+            listing=listing,
+            names=names,
+            old=old,
+            old_taken_ns=old_taken_ns,
+            view=view,
+            bases=bases,
+            again=again,
         )
 
     def open(self, parent: WalkedDirectory, name: bytes, status: os.stat_result) -> Opened:
@@ -133,7 +167,12 @@ class Directories:
             return Opened(handle, RootView(path), os.fstat(handle.fd))
 
     def child(
-        self, parent: WalkedDirectory, entry: Entry, opened: Opened, old: Entry | None
+        self,
+        parent: WalkedDirectory,
+        entry: Entry,
+        opened: Opened,
+        old: Entry | None,
+        again: Again | None = None,
     ) -> WalkedDirectory:
         """Return an open subdirectory, ready to be walked.
 
@@ -142,25 +181,67 @@ class Directories:
             entry: Its entry, which gets its extended attributes.
             opened: The open subdirectory.
             old: The parent snapshot's entry at its path.
+            again: What this snapshot has captured of it, if it is walked again.
 
         Raises:
             SourceError: It cannot be read.
         """
+        handle, view, status = opened
         with source_faults():
-            entry.xattrs = xattrs_of(self._rules, old, opened.status, opened.handle.fd)
-            names = self._wanted_names(opened.handle)
+            entry.xattrs = xattrs_of(self._rules, old, status, handle.fd)
+            names = self._names(handle, again)
+            above, name = parent.listing, entry.name
+            if above == NOT_LISTED:
+                name = handle.path
+            listing = self._listing(above, name, opened, old, again)
         bases = None
         if parent.delta_bases is not None:
             bases = parent.delta_bases.directory(entry.name, old)
         return self._walked(
-            opened.handle,
+            handle,
             entry,
+            listing=listing,
             names=names,
             old=old,
             old_taken_ns=parent.old_taken_ns,
-            view=opened.view,
+            view=view,
             bases=bases,
+            again=again,
         )
+
+    def _listing(
+        self,
+        parent: int,
+        name: bytes,
+        opened: Opened,
+        old: Entry | None,
+        again: Again | None,
+    ) -> int:
+        """Note that a directory has been listed; returns the number of the listing."""
+        handle, view, before = opened
+        if view.is_frozen:
+            return NOT_LISTED
+        if again is not None and not again.is_doubtful:
+            return again.listing
+        changed_ns = os.fstat(handle.fd).st_ctime_ns
+        if old is not None and old.ctime_ns == changed_ns and old.ino == before.st_ino:
+            changed_ns = 0
+        if again is not None:
+            self._listings.renew(again.listing, before, changed_ns)
+            return again.listing
+        return self._listings.add(parent, name, before, changed_ns)
+
+    def _names(
+        self, handle: DirectoryHandle, again: Again | None, *, is_root: bool = False
+    ) -> Iterable[bytes]:
+        """Return the names to visit, in order; what was captured stays, even if it is gone."""
+        if again is None:
+            return self._wanted_names(handle, is_root=is_root)
+        captured = (entry.name for entry in again.entries())
+        if not again.is_doubtful:
+            return captured
+        names = heapq.merge(captured, self._wanted_names(handle, is_root=is_root))
+        return (name for name, _ in itertools.groupby(names))
 
     def _wanted_names(self, handle: DirectoryHandle, *, is_root: bool = False) -> list[bytes]:
         """Return the names in a directory; if a mark excludes its content, only the mark."""
@@ -183,11 +264,13 @@ class Directories:
         handle: DirectoryHandle,
         entry: Entry,
         *,
-        names: list[bytes],
+        listing: int,
+        names: Iterable[bytes],
         old: Entry | None,
         old_taken_ns: int,
         view: RootView,
         bases: OldDirectory | None,
+        again: Again | None,
     ) -> WalkedDirectory:
         old_entries: Iterator[Entry] = iter(())
         if old is not None and old.is_directory and old.content:
@@ -196,12 +279,15 @@ class Directories:
         return WalkedDirectory(
             handle,
             entry,
+            listing=listing,
             names=names,
             builder=TreeBuilder(self._put_node),
             old=old_entries,
             old_taken_ns=old_taken_ns,
             view=view,
             delta_bases=bases,
+            captured=None if again is None else OrderedEntries(again.entries()),
+            is_listed=again is None or again.is_doubtful,
         )
 
 

@@ -148,7 +148,6 @@ class FileCapture:
 
     def _watched(self, file: SourceFile, view: SubvolumeView) -> SourceFile:
         """Return a frozen file, or the live one if the frozen one may lack bytes."""
-        what = ""
         if view.is_doubtful(file.path, file.status):
             with contextlib.suppress(OSError):
                 live = view.open_live(file.directory.path)
@@ -160,8 +159,10 @@ class FileCapture:
                         is_frozen=False,
                         frozen_directory=file.directory,
                     )
-            what = "written shortly before the freeze, and gone shortly after it"
-        if what or view.is_written(file.path, file.status):
+            what: str | None = "written shortly before the freeze, and gone shortly after it"
+        else:
+            what = view.why_written(file.path, file.status)
+        if what is not None:
             inode = (view.live_device, file.status.st_ino)
             self._sinks.being_written(file.path, inode, what)
             return file._replace(is_being_written=True)

@@ -6,6 +6,9 @@ the copies only after the walk, so that all files are captured as soon as possib
 The walk runs ahead of the readers. The entries of a directory wait in a queue, in the order of
 their names, until their content is known; then they move into tree nodes. The number of waiting
 entries is limited, so memory is bounded, whatever the size of the tree or of a directory.
+
+When everything is stored, directories that may lack a name that was moved are listed again
+(``listings``).
 """
 
 from collections import deque
@@ -19,13 +22,16 @@ from ciuic.snapshot.read.parent_nodes import parent_nodes
 from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.walk.directories import Directories, WalkRules
 from ciuic.snapshot.walk.file_capture import FileVisitor
+from ciuic.snapshot.walk.listings import NOT_LISTED, Listings
+from ciuic.snapshot.walk.second_look import SecondLook
 from ciuic.snapshot.walk.tally import Tally
 from ciuic.snapshot.walk.visitor import Visitor
 from ciuic.snapshot.walk.walked_directory import OldTree, WalkedDirectory
 from ciuic.source.freeze.interface import IN_PLACE
 from ciuic.source.freeze.methods import REFLINK, SUBVOLUME
 from ciuic.source.freeze.views import RootView
-from ciuic.store.records.nodes import PutNode
+from ciuic.source.stability import ATTEMPTS
+from ciuic.store.records.nodes import GetNode, PutNode
 from ciuic.store.records.tree_nodes import TreeBuilder, read_root
 from ciuic.store.store import Store
 
@@ -35,6 +41,9 @@ _RANK: Final = {REFLINK: 0, IN_PLACE: 1, SUBVOLUME: 2}
 _REPORTED_FILES: Final = 256
 """The walk reports its progress each time it has seen this many more files."""
 _WAITING_MAX: Final = 20_000
+_MOVED: Final = "changed each time it was listed: what was moved into it meanwhile may be missing"
+
+Visit = Callable[[WalkedDirectory, bytes, int], WalkedDirectory | None]
 
 
 class _Started(NamedTuple):
@@ -42,6 +51,9 @@ class _Started(NamedTuple):
 
     root: Root
     entry: Entry | None
+    view: RootView
+    old: OldTree | None
+    listing: int = NOT_LISTED
 
 
 class Gatherer:
@@ -57,6 +69,8 @@ class Gatherer:
         progress: Called from time to time with the number of files and bytes that the walk has
             seen, and the current path.
         handled: Called with numbers of bytes that need not be read.
+        captured_nodes: Reads nodes that ``put_node`` has got; None: no directory is listed again.
+        began_ns: When the snapshot began.
 
     Attributes:
         tally: The counts so far.
@@ -73,6 +87,8 @@ class Gatherer:
         cancelled: Callable[[], bool],
         progress: Callable[[int, int, bytes], None],
         handled: Callable[[int], None],
+        captured_nodes: GetNode | None = None,
+        began_ns: int = 0,
     ) -> None:
         self.tally = Tally()
         self._store = store
@@ -85,12 +101,21 @@ class Gatherer:
         self._reported_files = 0
         self._closing: deque[WalkedDirectory] = deque()
         self._stack: list[WalkedDirectory] = []
+        self._is_again = False
+        listings = Listings(began_ns)
+        # The first walk has given these.
+        sinks = sinks._replace(warn=self._warn)
         self._directories = Directories(
-            store, put_node, files, self.tally, rules=rules, sinks=sinks
+            store, put_node, files, self.tally, rules=rules, sinks=sinks, listings=listings
         )
         self._visitor = Visitor(
             store, self._directories, files, self.tally, rules=rules, sinks=sinks
         )
+        self._again = None
+        if captured_nodes is not None:
+            self._again = SecondLook(
+                listings, self._directories, self._visitor, self.tally, captured_nodes
+            )
 
     def gather(
         self,
@@ -117,6 +142,8 @@ class Gatherer:
         walked()
         self._files.release()
         self._drain(wait=True)
+        if self._again is not None:
+            self._look_again(self._again, started, walked)
         self._visitor.close()
         return [self._finished(started[at]) for at in range(len(roots))]
 
@@ -127,11 +154,53 @@ class Gatherer:
             directory = self._directories.root(view, self._old_root(old), old_taken_ns)
         except SourceError as error:
             self._sinks.warn(path, f"the root: {error.message}", False)
-            return _Started(Root(path, NO_TREE, error.message), None)
-        entry = directory.entry
+            return _Started(Root(path, NO_TREE, error.message), None, view, old)
+        entry, listing = directory.entry, directory.listing
         self._stack.append(directory)
-        self._walk()
-        return _Started(Root(path, NO_TREE, "", view.how), entry)
+        self._walk(self._visitor.visit)
+        return _Started(Root(path, NO_TREE, "", view.how), entry, view, old, listing)
+
+    def _look_again(
+        self, again: SecondLook, started: dict[int, _Started], walked: Callable[[], None]
+    ) -> None:
+        """List directories again that may lack a name, a bounded number of times."""
+        excluded = self.tally.excluded
+        self._is_again = True
+        for attempt in range(ATTEMPTS):
+            if not again.find(is_first=attempt == 0):
+                break
+            for at, before in started.items():
+                started[at] = self._walk_again(again, before)
+            walked()
+            self._files.release()
+            self._drain(wait=True)
+        else:
+            for path in again.unfinished():
+                self._sinks.warn(path, _MOVED, False)
+        self._is_again = False
+        # The names that a rule excludes have been counted.
+        self.tally.excluded = excluded
+
+    def _walk_again(self, second: SecondLook, before: _Started) -> _Started:
+        if before.entry is None:
+            return before
+        again = second.of(before.listing, before.entry)
+        if again is None:
+            return before
+        old_taken_ns = before.old.taken_ns if before.old is not None else 0
+        try:
+            directory = self._directories.root(
+                before.view, self._old_root(before.old), old_taken_ns, again
+            )
+        except SourceError:
+            return before
+        self._stack.append(directory)
+        self._walk(second.visit)
+        return before._replace(entry=directory.entry)
+
+    def _warn(self, path: bytes, what: str, harmless: bool) -> None:
+        if not (harmless and self._is_again):
+            self._sinks.warn(path, what, harmless)
 
     def _finished(self, started: _Started) -> Root:
         if started.entry is None:
@@ -148,7 +217,7 @@ class Gatherer:
         except CorruptionError:
             return None
 
-    def _walk(self) -> None:
+    def _walk(self, visit: Visit) -> None:
         while self._stack:
             if self._cancelled():
                 raise CancelledError("the snapshot was interrupted")
@@ -159,7 +228,7 @@ class Gatherer:
                 self._report(top.leave())
                 self._drain(wait=False)
                 continue
-            inner = self._visitor.visit(top, name, len(self._stack))
+            inner = visit(top, name, len(self._stack))
             if inner is not None:
                 self._stack.append(inner)
             elif self.tally.files >= self._reported_files + _REPORTED_FILES:

@@ -1,5 +1,6 @@
 """The counts of a walk."""
 
+from ciuic.model import Entry
 from ciuic.snapshot.walk.walked_directory import FoundEntry, WalkedDirectory
 
 __all__ = ["Tally"]
@@ -13,6 +14,7 @@ class Tally:
         logical_bytes: Their length; hard links count once.
         excluded: Number of names that a rule excludes; a directory counts once.
         waiting: Number of entries that have not moved into a tree yet.
+        has_vanished: A name was gone between its listing and its capture.
     """
 
     def __init__(self) -> None:
@@ -20,6 +22,7 @@ class Tally:
         self.logical_bytes = 0
         self.excluded = 0
         self.waiting = 0
+        self.has_vanished = False
 
     def append(
         self, parent: WalkedDirectory, found: FoundEntry, listed_bytes: int | None = None
@@ -33,4 +36,11 @@ class Tally:
         growth = directory.advance(wait=wait)
         self.waiting -= growth.moved
         self.files -= growth.vanished
+        self.has_vanished |= growth.has_vanished
         self.logical_bytes += growth.grown_bytes
+
+    def forget(self, entry: Entry) -> None:
+        """Take an entry out of the counts: another file has its name now."""
+        if entry.is_file:
+            self.files -= 1
+            self.logical_bytes -= 0 if entry.link_dev else entry.size_bytes

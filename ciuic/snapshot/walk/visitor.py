@@ -79,6 +79,7 @@ class Visitor:
         try:
             status = os.stat(name, dir_fd=parent.handle.fd, follow_symlinks=False)
         except FileNotFoundError:
+            self._tally.has_vanished = True
             self._warn(parent, name, "vanished while the snapshot was taken")
             return None
         except OSError as error:
@@ -155,7 +156,9 @@ class Visitor:
             directory = self._directories.child(parent, entry, opened, old)
         except SourceError as error:
             self._warn(parent, name, error.message)
-            if not isinstance(error, VanishedError):
+            if isinstance(error, VanishedError):
+                self._tally.has_vanished = True
+            else:
                 entry.state = UNREADABLE
                 self._tally.append(parent, entry)
             return None
@@ -188,7 +191,9 @@ class Visitor:
     def _add_unreadable(self, parent: WalkedDirectory, name: bytes, error: SourceError) -> None:
         """Warn about a name that cannot be read, and add it: a restore removes names it lacks."""
         self._warn(parent, name, error.message)
-        if not isinstance(error, VanishedError):
+        if isinstance(error, VanishedError):
+            self._tally.has_vanished = True
+        else:
             self._tally.files += 1
             entry = Entry(name, stat.S_IFREG, 0, 0, 0, 0, 0, state=UNREADABLE)
             self._tally.append(parent, entry)

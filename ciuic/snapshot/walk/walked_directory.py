@@ -1,7 +1,7 @@
 """A directory that is being walked, and the part of its tree that is not stored yet."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ciuic.errors import CorruptionError
@@ -13,7 +13,7 @@ from ciuic.source.directory import DirectoryHandle
 from ciuic.source.freeze.views import RootView
 from ciuic.store.records.tree_nodes import TreeBuilder
 
-__all__ = ["FoundEntry", "Growth", "OldTree", "WalkedDirectory"]
+__all__ = ["FoundEntry", "Growth", "OldTree", "OrderedEntries", "WalkedDirectory"]
 
 FoundEntry = Entry | PendingEntry
 
@@ -37,13 +37,38 @@ class Growth(NamedTuple):
 
     Attributes:
         moved: Number of entries that moved.
-        vanished: Number of files among them that vanished after they were listed.
+        has_vanished: A name among them vanished after it was listed.
+        vanished: Number of files that vanished; a name of several counts only in the above.
         grown_bytes: Bytes captured minus bytes listed.
     """
 
     moved: int
+    has_vanished: bool
     vanished: int
     grown_bytes: int
+
+
+class OrderedEntries:
+    """Finds entries that come in the order of their names, by names in the same order."""
+
+    def __init__(self, entries: Iterator[Entry]) -> None:
+        self._entries = entries
+        self._next: Entry | None = None
+
+    def find(self, name: bytes) -> Entry | None:
+        """Return the entry of a name; call it with names in order."""
+        try:
+            while self._next is None or self._next.name < name:
+                self._next = next(self._entries)
+        except StopIteration:
+            self._entries = iter(())
+            return None
+        except CorruptionError:
+            # If the parent's tree is damaged, the files are read again, and ``parent_nodes`` has
+            # the tree stored again.
+            self._entries = iter(())
+            return None
+        return self._next if self._next.name == name else None
 
 
 class WalkedDirectory:
@@ -51,15 +76,21 @@ class WalkedDirectory:
 
     Args:
         handle: The open directory.
+        listing: Its number in ``Listings``.
         entry: Its entry, still without content.
         names: The names to visit, in order.
         builder: Receives the entries.
         old: The parent snapshot's entries of the directory, in order.
+        captured: What was captured of it before, if it is walked again.
+        is_listed: ``names`` come from a listing of this walk, not only from ``captured``.
         old_taken_ns: When the parent snapshot began.
         view: How its files are read.
         delta_bases: Finds the last versions of its files; None: no deltas.
 
     Attributes:
+        old_entry: Returns the parent snapshot's entry of a name; call it with names in order.
+        captured_entry: Returns what was captured of a name before, likewise; None: the directory
+            is walked for the first time.
         pending: Resolved with ``entry`` once all content of the directory is stored.
         queue: The entries that wait for their content, each with the size that was counted for it,
             if any.
@@ -70,23 +101,29 @@ class WalkedDirectory:
         handle: DirectoryHandle,
         entry: Entry,
         *,
-        names: list[bytes],
+        listing: int,
+        names: Iterable[bytes],
         builder: TreeBuilder,
         old: Iterator[Entry],
         old_taken_ns: int,
         view: RootView,
         delta_bases: OldDirectory | None,
+        captured: OrderedEntries | None = None,
+        is_listed: bool = True,
     ) -> None:
         self.handle = handle
         self.entry = entry
+        self.listing = listing
+        self.is_listed = is_listed
         self.view = view
         self.old_taken_ns = old_taken_ns
         self.delta_bases = delta_bases
         self.names: Iterator[bytes] = iter(names)
         self.pending = PendingEntry()
         self._builder = builder
-        self._old = old
-        self._old_next: Entry | None = None
+        # Attributes, because a method that calls them would take time for every file.
+        self.old_entry = OrderedEntries(old).find
+        self.captured_entry = captured.find if captured is not None else None
         self.queue: deque[tuple[FoundEntry, int | None]] = deque()
         self._is_walked = False
 
@@ -98,24 +135,10 @@ class WalkedDirectory:
         self._is_walked = True
         return path
 
-    def old_entry(self, name: bytes) -> Entry | None:
-        """Return the parent snapshot's entry of a name; call it with names in order."""
-        try:
-            while self._old_next is None or self._old_next.name < name:
-                self._old_next = next(self._old)
-        except StopIteration:
-            self._old = iter(())
-            return None
-        except CorruptionError:
-            # If the parent's tree is damaged, the files are read again, and ``parent_nodes`` has
-            # the tree stored again.
-            self._old = iter(())
-            return None
-        return self._old_next if self._old_next.name == name else None
-
     def advance(self, *, wait: bool) -> Growth:
         """Move the known entries into the tree; with ``wait``, wait for all entries."""
         moved = vanished = grown_bytes = 0
+        has_vanished = False
         while self.queue:
             found, listed_bytes = self.queue[0]
             if isinstance(found, PendingEntry):
@@ -126,6 +149,8 @@ class WalkedDirectory:
                 entry = found
             if entry is not None:
                 self._builder.add(entry)
+            else:
+                has_vanished = True
             if listed_bytes is not None:
                 vanished += entry is None
                 grown_bytes += (0 if entry is None else entry.size_bytes) - listed_bytes
@@ -134,4 +159,4 @@ class WalkedDirectory:
         if self._is_walked and not self.queue and not self.pending.is_known:
             self.entry.content, self.entry.level = self._builder.finish()
             self.pending.resolve(self.entry)
-        return Growth(moved, vanished, grown_bytes)
+        return Growth(moved, has_vanished, vanished, grown_bytes)

@@ -27,6 +27,7 @@ _EMPTY_SUBVOLUME_INODE: Final = 2
 """Inode of the empty directory that a btrfs snapshot has in place of a nested subvolume."""
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHANGED: Final = "it changed after the freeze, so a program may have been writing it then"
 _PAUSE_NS: Final = 60_000_000_000
 """A program that is still writing a file is assumed never to pause for longer than this."""
 
@@ -193,23 +194,29 @@ class SubvolumeView(RootView):
         except OSError:
             return True
 
-    def is_written(self, path: bytes, status: os.stat_result) -> bool:
-        """Return whether a program was writing to a file when it was frozen.
+    def why_written(self, path: bytes, status: os.stat_result) -> str | None:
+        """Return the evidence that a program was writing to a file when it was frozen.
 
         A file that has changed since then counts: the program may have begun before the freeze.
+        The frozen bytes may then mix several writes, and no lease of now can tell.
+
+        Returns:
+            None: there is none. An empty text: a program has the file open for writing.
         """
         try:
             fd = os.open(self._live_path(path), _OPEN)
         except OSError:
-            return False
+            return None
         try:
             now = os.fstat(fd)
             if now.st_ino != status.st_ino:
-                return False
+                return None
             # The file may have been replaced after it was opened by its name.
             is_unlinked = now.st_nlink == 0
             is_changed = not is_unwritten(status, now, is_sure=is_unlinked)
-            return is_changed or kernel.has_writer(fd) is True
+            if kernel.has_writer(fd) is True:
+                return ""
+            return _CHANGED if is_changed else None
         finally:
             os.close(fd)
 

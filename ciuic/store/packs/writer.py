@@ -28,7 +28,7 @@ from ciuic.store.index.chunk_index import ChunkIndex
 from ciuic.store.packs.delta_encoder import DeltaEncoder, PreviousVersions
 from ciuic.store.packs.reader import StoreReader
 from ciuic.store.records import layout
-from ciuic.store.records.kinds import ALONE_BYTES, DATA, chunk_id_of
+from ciuic.store.records.kinds import ALONE_BYTES, DATA, TREE, chunk_id_of
 from ciuic.system import durable, nofollow
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 CHAIN_COST_DEFAULT: Final = 3.0
+_KEPT_TREES_BYTES: Final = 16 * 1024 * 1024
 _NODE_GROUP_BYTES: Final = 256 * 1024
 QUEUE_BYTES_DEFAULT: Final = 16 * 1024 * 1024
 _WAITING_PACKS: Final = 2
@@ -133,6 +134,8 @@ class StoreWriter:
         self._pending: set[ChunkId] = set()
         self._groups: dict[int, list[tuple[ChunkId, bytes | memoryview]]] = {}
         self._group_bytes: dict[int, int] = {}
+        self._trees: dict[ChunkId, bytes] = {}
+        self._trees_free_bytes = 0
         self.totals = WriteTotals()
 
     @property
@@ -187,6 +190,9 @@ class StoreWriter:
             self._drop_if_damaged(kind, node_id)
         if not self._claim([(node_id, plain)]):
             return node_id
+        if kind == TREE and self._trees_free_bytes >= len(plain):
+            self._trees[node_id] = plain
+            self._trees_free_bytes -= len(plain)
         full = None
         with self._lock:
             group = self._groups.setdefault(kind, [])
@@ -199,6 +205,14 @@ class StoreWriter:
         if full:
             self._enqueue(kind, full)
         return node_id
+
+    def keep_trees(self) -> None:
+        """From now on, keep tree nodes in memory that the store lacks, 16 MiB at most."""
+        self._trees_free_bytes = _KEPT_TREES_BYTES
+
+    def kept_tree(self, node_id: ChunkId) -> bytes | None:
+        """Return a tree node that ``keep_trees`` has kept: the store cannot read it yet."""
+        return self._trees.get(node_id)
 
     def add(self, kind: int, chunks: Chunks) -> None:
         """Store the chunks of one kind that the store lacks: see ``add_data`` and ``put_node``."""

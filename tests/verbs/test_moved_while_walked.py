@@ -1,0 +1,178 @@
+"""Names that move while a snapshot walks the directories: none is lost without a word."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ciuic.model import CONSISTENT
+from ciuic.source.directory import DirectoryHandle
+from ciuic.store.packs.writer import StoreWriter
+from tests.kit.box import Box
+
+MODEL = os.urandom(100_000)
+
+
+def at_listing(
+    monkeypatch: pytest.MonkeyPatch, place: Path, action: Callable[[], object], *, times: int = 1
+) -> None:
+    """Call ``action`` each of the first times that ciuic has listed a directory."""
+    names, left = DirectoryHandle.names, [times]
+
+    def listed(handle: DirectoryHandle) -> list[bytes]:
+        found = names(handle)
+        if handle.path == os.fsencode(place) and left[0]:
+            left[0] -= 1
+            action()
+        return found
+
+    monkeypatch.setattr(DirectoryHandle, "names", listed)
+
+
+def checkpoints(box: Box) -> tuple[Path, Path, Path]:
+    """Make three directories, which are walked in this order; the last one has a checkpoint."""
+    first, middle, last = (box.source / name for name in ("a", "m", "z"))
+    for directory in (first, middle, last):
+        directory.mkdir()
+    (first / "old.pt").write_bytes(b"old")
+    (middle / "log").write_bytes(b"log")
+    (last / "ckpt").mkdir()
+    (last / "ckpt" / "model").write_bytes(MODEL)
+    return first, middle, last
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_a_directory_that_moves_to_one_that_was_listed_is_captured_there(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch, earlier: int
+) -> None:
+    first, middle, last = checkpoints(live_box)
+    for _ in range(earlier):
+        live_box.take()
+    at_listing(monkeypatch, middle, lambda: (last / "ckpt").rename(first / "ckpt"))
+
+    report = live_box.take()
+
+    assert live_box.read(first / "ckpt" / "model") == MODEL
+    assert live_box.read(first / "old.pt") == b"old"
+    assert live_box.read(middle / "log") == b"log"
+    assert report.trouble == ()
+    assert report.files == 3
+    assert live_box.ciuic("verify", "--checksum").code == 0
+
+
+def test_a_name_that_is_replaced_after_it_was_captured_is_captured_again(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, middle, last = checkpoints(live_box)
+    (first / "best").symlink_to("old.pt")
+    (last / "best").symlink_to("new.pt")
+    at_listing(monkeypatch, middle, lambda: (last / "best").replace(first / "best"))
+
+    report = live_box.take()
+
+    assert live_box.entries()[os.fsencode(first / "best")].content == b"new.pt"
+    assert report.trouble_count == 0
+    assert report.files == 3
+    assert report.logical_bytes == len(MODEL) + len(b"old") + len(b"log")
+
+
+def test_a_name_that_is_renamed_before_it_is_captured_is_found_by_its_new_name(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, last = checkpoints(live_box)
+    (last / "tmp").mkdir()
+    (last / "tmp" / "model").write_bytes(MODEL[::-1])
+    at_listing(monkeypatch, last, lambda: (last / "tmp").rename(last / "final"))
+
+    report = live_box.take()
+
+    assert live_box.read(last / "final" / "model") == MODEL[::-1]
+    assert [warning.path for warning in report.trouble] == [os.fsencode(last / "tmp")]
+
+
+def test_what_was_captured_stays_if_it_is_gone_when_its_directory_is_listed_again(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, middle, last = checkpoints(live_box)
+
+    (first / "best").symlink_to("old.pt")
+
+    def move() -> None:
+        (last / "ckpt").rename(first / "ckpt")
+        (first / "best").unlink()
+
+    at_listing(monkeypatch, middle, move)
+
+    live_box.take()
+
+    assert live_box.read(first / "ckpt" / "model") == MODEL
+    assert live_box.entries()[os.fsencode(first / "best")].content == b"old.pt"
+
+
+def test_a_directory_that_is_elsewhere_each_time_leaves_a_warning(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _, last = checkpoints(live_box)
+    names = DirectoryHandle.names
+
+    def listed(handle: DirectoryHandle) -> list[bytes]:
+        away = {os.fsencode(first): last, os.fsencode(last): first}.get(handle.path)
+        if away is not None and not (away / "ckpt").exists():
+            (Path(os.fsdecode(handle.path)) / "ckpt").rename(away / "ckpt")
+        return names(handle)
+
+    monkeypatch.setattr(DirectoryHandle, "names", listed)
+
+    report = live_box.take()
+
+    assert not [path for path in live_box.entries() if path.endswith(b"/ckpt")]
+    assert report.trouble_count >= 1
+    assert {warning.path for warning in report.trouble} <= {
+        os.fsencode(first),
+        os.fsencode(last),
+    }
+    assert all("moved into it" in warning.what for warning in report.trouble)
+
+
+def test_files_that_come_into_one_directory_all_the_time_are_no_trouble(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, last = checkpoints(live_box)
+    at_listing(monkeypatch, last, lambda: tempfile.mkdtemp(dir=last), times=99)
+
+    report = live_box.take()
+
+    assert report.trouble_count == 0
+
+
+def test_a_tree_whose_nodes_are_not_kept_gets_a_warning(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, middle, last = checkpoints(live_box)
+    monkeypatch.setattr(StoreWriter, "keep_trees", lambda _: None)
+    at_listing(monkeypatch, middle, lambda: (last / "ckpt").rename(first / "ckpt"))
+
+    report = live_box.take()
+
+    assert [warning.path for warning in report.trouble] == [os.fsencode(first)]
+
+
+def test_a_directory_of_many_names_keeps_them_all_when_it_is_listed_again(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, middle, last = checkpoints(live_box)
+    for number in range(3_000):
+        (first / f"shard-{number}").write_bytes(b"%d" % number)
+    shutil.copytree(last / "ckpt", first / "sub")
+    at_listing(monkeypatch, middle, lambda: (last / "ckpt").rename(first / "sub" / "ckpt"))
+
+    report = live_box.take()
+
+    entries = live_box.entries()
+    assert report.files == 3_004
+    assert len([path for path in entries if b"/shard-" in path]) == 3_000
+    assert entries[os.fsencode(first / "shard-77")].state == CONSISTENT
+    assert live_box.read(first / "sub" / "ckpt" / "model") == MODEL
