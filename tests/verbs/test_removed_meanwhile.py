@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.maintain.repair import plan
+from ciuic.store.health.inspect import inspect_pack
+from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.program import environment
 
@@ -80,6 +83,39 @@ def test_a_snapshot_that_is_pruned_while_it_is_read_is_not_damaged(
     assert done.returncode == 1
     assert "repair" not in done.stderr
     assert box.ciuic("verify", "--all", "--checksum").code == 0
+
+
+def test_a_repair_takes_packs_that_a_prune_removes_meanwhile_for_no_damage(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, old = snapshots(box)
+    inspected = []
+
+    def inspect(store_path, pack_id, **more):  # after the first pack, or while it is read
+        if not inspected:
+            assert box.ciuic("forget", old, "--prune", "--trash", "0").code == 0
+        inspected.append(pack_id)
+        return inspect_pack(store_path, pack_id, **more)
+
+    monkeypatch.setattr(plan, "inspect_pack", inspect)
+    with open_store(str(box.store)) as store:
+        found = plan.plan_repair(store, parity=0.04)
+
+    assert not found.packs
+    assert not found.lost
+    assert not found.stale_catalog
+    assert set(found.bare) <= set(store.pack_files())
+    assert len(inspected) > found.pack_count
+
+
+def test_a_repair_names_a_pack_that_is_gone_without_a_prune(box: Box) -> None:
+    gone = next(iter((box.store / "packs").iterdir()))
+    gone.unlink()
+    with open_store(str(box.store)) as store:
+        found = plan.plan_repair(store, parity=0.0)
+
+    assert found.stale_catalog
+    assert found.origins, "the live file has the chunks"
 
 
 def test_find_leaves_out_a_snapshot_that_goes_meanwhile(box: Box) -> None:

@@ -34,6 +34,7 @@ from ciuic.store.parity.parity_file import inspect_parity
 from ciuic.store.records import layout
 from ciuic.store.records.manifest import MANIFEST_BYTES_MAX
 from ciuic.store.store import Store
+from ciuic.system import nofollow
 from ciuic.system.buffers import prepare_for_bulk
 
 __all__ = ["plan_repair"]
@@ -146,19 +147,38 @@ class _PackSurvey:
                 self._unreachable.note_pack(pack_id, error)
                 del self.sizes[pack_id]
                 continue
+            except StoreError:
+                if not self._was_removed(pack_id):
+                    raise
             if progress is not None:
                 progress("read packs", done_bytes, all_bytes)
 
     def _read(self, pack_id: PackId, cancelled: Callable[[], bool]) -> None:
         check = inspect_pack(self._store.path, pack_id, cancelled=cancelled)
+        if self._was_removed(pack_id):
+            return
         self.read_bytes += check.read_bytes
         if check.unknown:
             self.unread[f"{layout.PACKS}/{layout.pack_name(pack_id)}"] = check.unknown
         if check.what:
             bad = diagnose(self._store, check)
             self.damaged.append(bad._replace(stays=bool(check.unknown) and not bad.is_repairable))
-        elif self._parity and self._lacks_parity(pack_id):
+        elif self._parity and self._lacks_parity(pack_id) and not self._was_removed(pack_id):
             self.bare.append(pack_id)
+
+    def _was_removed(self, pack_id: PackId) -> bool:
+        """Return whether a pack is gone because a prune has removed it; then forget its size.
+
+        A prune removes a pack from the chunk index first.
+        """
+        path = os.path.join(self._store.path, layout.PACKS, layout.pack_name(pack_id))
+        if nofollow.exists(path):
+            return False
+        named = _named(self._store)
+        if named is None or pack_id in named:
+            return False
+        self.sizes.pop(pack_id, None)
+        return True
 
     def _lacks_parity(self, pack_id: PackId) -> bool:
         try:
@@ -246,8 +266,20 @@ def _manifest_file(store: Store, snapshot_id: SnapshotId) -> bytes:
 
 def _is_stale(store: Store, sizes: dict[PackId, int]) -> bool:
     """Return whether the chunk index names other packs than these."""
+    named = _named(store)
+    if named is None:
+        return True
+    now = store.pack_files()
+    # What has come or gone meanwhile does not count: other processes add and remove packs.
+    stayed = {one: size for one, size in sizes.items() if one in now or one in named}
+    known = {one: size for one, size in named.items() if one in sizes or one not in now}
+    return stayed != known
+
+
+def _named(store: Store) -> dict[PackId, int] | None:
+    """Return the packs that the chunk index names, and their sizes; None if it is damaged."""
     try:
         index = store.existing_index
-        return (index.packs() if index is not None else {}) != sizes
+        return {} if index is None else index.packs()
     except StoreError:
-        return True
+        return None
