@@ -672,7 +672,7 @@ def test_a_repair_that_is_killed_at_any_moment_goes_on(patient):
 
 @pytest.mark.root
 def test_a_disk_that_is_full_costs_nothing(tmp_path):
-    with tmpfs(tmp_path / "small", size_mib=6) as small:
+    with tmpfs(tmp_path / "small", size_mib=9) as small:
         patient = Patient(Box(small, chunk_bytes=64 * KIB, parity=SHARE))
         flip_byte(patient.data_pack(), 300_000)
         filler = small / "filler"
