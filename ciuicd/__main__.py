@@ -67,8 +67,17 @@ _log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until a signal stops it; return the exit code."""
     options = _parse(arguments)
-    typed = config_options(find_config(options.config, os.environ))
-    set_up_logging(os.environ, SystemClock(), as_json=options.log == "json", typed=typed)
+    config = find_config(options.config, os.environ)
+    store = ""
+    with contextlib.suppress(CiuicError):  # what reads the configuration next says why
+        store = read_store_path(config) if config is not None else ""
+    set_up_logging(
+        os.environ,
+        SystemClock(),
+        as_json=options.log == "json",
+        typed=config_options(config),
+        configured=store,
+    )
     try:
         return _run(options)
     except CiuicError as error:

@@ -157,7 +157,9 @@ def _unanswered(text: str, doing: str, url: str) -> StoreError | TransientError:
 def _no_credentials(doing: str, url: str) -> AccessDeniedError:
     return AccessDeniedError(
         f"cannot {doing} {url}: there are no credentials",
-        hint="Name a file with credentials, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+        hint="Name a file with credentials: store_credentials in the configuration, or the"
+        " environment variable AWS_SHARED_CREDENTIALS_FILE. Or set AWS_ACCESS_KEY_ID and"
+        " AWS_SECRET_ACCESS_KEY.",
     )
 
 
