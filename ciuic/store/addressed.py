@@ -35,6 +35,7 @@ __all__ = [
     "local_directory",
     "open_at_address",
     "refuse_unreachable",
+    "refuse_unusable",
     "short_limits",
 ]
 
@@ -160,6 +161,20 @@ def refuse_unreachable(
     place = open_place(address, environment, short)
     with contextlib.suppress(MissingError):
         place.size_bytes(layout.HEADER)
+
+
+def refuse_unusable(
+    address: str, environment: Mapping[str, str], options: PlaceOptions | None = None
+) -> None:
+    """Refuse options and credentials with which no request can be sent; none is sent.
+
+    Raises:
+        UsageError: The store is in a bucket, and they cannot be used.
+    """
+    if is_url(address):
+        from ciuic.store.place.address import open_place
+
+        open_place(address, environment, options)
 
 
 def short_limits(options: PlaceOptions | None) -> PlaceOptions:

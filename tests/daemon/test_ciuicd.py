@@ -632,6 +632,12 @@ def test_a_requested_reload_fails_if_the_new_configuration_cannot_be_used(machin
     assert (done.returncode, done.stderr) == (0, "")
     assert request_status(store_path(machine))["snapshot_interval_s"] == 300 * 86_400
 
+    gone = machine.source.with_name("misspelled")
+    machine.configure(snapshot_paths=f"{machine.source}, {gone}")
+    done = ciuicd("--reload", str(link))
+    assert done.returncode == 0
+    assert done.stderr == f"ciuicd: {machine.config}: there is no directory {gone}\n"
+
     assert daemon.stop() == 0
     alone = ciuicd("--reload", str(link))
     assert alone.returncode == 1
