@@ -18,7 +18,7 @@ from ciuic.store.directory.cache import (
     refuse_others,
 )
 from ciuic.store.directory.create import create_store
-from ciuic.store.place.keys import is_url
+from ciuic.store.place.keys import is_url, refuse_cut_url
 from ciuic.store.place.location import PlaceOptions, bucket_name, bucket_url, split_address
 from ciuic.store.records import layout
 from ciuic.store.records.header import CHUNK_BYTES_DEFAULT, CONTENT, Chunking
@@ -134,9 +134,10 @@ def absolute_address(address: str) -> str:
     """Return the absolute path of a store's directory, or the URL of its bucket as ciuic writes it.
 
     Raises:
-        UsageError: It is another URL.
+        UsageError: It is another URL, or one that lacks a slash.
     """
     if not is_url(address):
+        refuse_cut_url(address)
         return os.path.abspath(address)
     url = split_address(address)
     return os.path.abspath(url.path) if url.scheme == "file" else bucket_url(address)
