@@ -60,21 +60,27 @@ def command(session: Session, *, as_json: bool) -> None:
     newest = next(iter(ordered), None)
     here = this_machine()
     own = next((found for found in ordered if found.owner.machine.is_same(here)), None)
-    daemon = request_status(control_path)
+    daemon, refusal = None, None
+    try:
+        daemon = request_status(control_path)
+    except CiuicError as error:
+        refusal = error  # the store says the rest without it
     absent = absent_roots(settings.all_paths)
     if as_json:
-        print_json(
-            {
-                "store": path,
-                "daemon": daemon,
-                "newest": None if newest is None else newest.as_json(),
-                "newest_here": None if own is None else own.as_json(),
-                "checks": checks.as_json(),
-                "copies": [copy.as_json() for copy in copies],
-                "absent_paths": absent,
-                "damaged_snapshots": session.damaged_snapshots,
-            }
-        )
+        document = {
+            "store": path,
+            "daemon": daemon,
+            "newest": None if newest is None else newest.as_json(),
+            "newest_here": None if own is None else own.as_json(),
+            "checks": checks.as_json(),
+            "copies": [copy.as_json() for copy in copies],
+            "absent_paths": absent,
+            "damaged_snapshots": session.damaged_snapshots,
+        }
+        if refusal is not None:
+            refusal.done = document
+            raise refusal
+        print_json(document)
         return
     lines = [("store", path)]
     if newest is None:
@@ -88,8 +94,11 @@ def command(session: Session, *, as_json: bool) -> None:
     lines += _absence_lines(absent)
     lines += check_lines(checks)
     lines += [("copy", printable(f"{copy.name} {copy.sentence()}")) for copy in copies]
-    lines += _daemon_lines(path, daemon)
+    if refusal is None:
+        lines += _daemon_lines(path, daemon)
     _print(lines)
+    if refusal is not None:
+        raise refusal
 
 
 def _show_rest(session: Session, error: CiuicError, *, as_json: bool) -> None:
