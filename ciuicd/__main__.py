@@ -194,8 +194,8 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--check",
         action="store_true",
-        help="check the configuration and the credentials for a bucket, name missing directories, and"
-        " exit; with 2 if they cannot be used",
+        help="check the configuration and the credentials for a bucket, name missing directories,"
+        " and exit; with 2 if they cannot be used",
     )
     what.add_argument(
         "--link-store",
@@ -242,7 +242,8 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "--reload",
         metavar="STORE",
         help="tell the daemon that serves STORE (a directory, a symlink to it, or the URL of a "
-        "bucket) to reload its configuration, name missing directories, and exit; with 2 if the new configuration cannot be used (the old one stays in effect)",
+        "bucket) to reload its configuration, name missing directories, and exit; with 2 if the new "
+        "configuration cannot be used (the old one stays in effect)",
     )
 
 
@@ -291,7 +292,8 @@ def _reload(store: str, config: str | None) -> None:
     if status is None:
         whose = " of this user" if is_url(store) else ""
         raise StoreError(
-            f"no daemon{whose} serves {store}", hint="Start it: 'systemctl start ciuicd'."
+            f"no daemon{whose} serves {store}",
+            hint="Start it: 'systemctl start ciuicd'; without systemd, start ciuicd.",
         )
     roots = status.get("snapshot_paths")
     if isinstance(roots, list):

@@ -22,7 +22,12 @@ _SYSLOG: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging
 
 
 def set_up_logging(
-    environ: Mapping[str, str], clock: Clock, *, as_json: bool, typed: Sequence[str], configured: str = ""
+    environ: Mapping[str, str],
+    clock: Clock,
+    *,
+    as_json: bool,
+    typed: Sequence[str],
+    configured: str = "",
 ) -> None:
     """Send all records to stderr.
 

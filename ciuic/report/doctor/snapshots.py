@@ -155,7 +155,10 @@ def _ages(
     # A snapshot that is being taken is listed only when it is complete.
     if age_s > 2 * plan.interval_s + 60:
         what += f"; the configuration asks for a snapshot every {format_duration(plan.interval_s)}"
-        advice = "Read the daemon's log: journalctl -u ciuicd; or run 'ciuic snapshot'."
+        advice = (
+            "Read the daemon's log (under systemd, with 'journalctl -u ciuicd'), or run 'ciuic"
+            " snapshot'."
+        )
         yield Finding(PROBLEM, "snapshots", what, advice)
     else:
         yield Finding(OK, "snapshots", what)
