@@ -242,8 +242,8 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
         "--reload",
         metavar="STORE",
         help="tell the daemon that serves STORE (a directory, a symlink to it, or the URL of a "
-        "bucket) to reload its configuration, name missing directories, and exit; with 2 if the new "
-        "configuration cannot be used (the old one stays in effect)",
+        "bucket) to reload its configuration, name missing directories, and exit; with 2 if the "
+        "new configuration cannot be used (the old one stays in effect)",
     )
 
 

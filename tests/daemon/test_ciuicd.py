@@ -444,7 +444,7 @@ def test_hostile_bytes_on_the_socket_do_not_disturb_the_daemon(machine):
     assert "Traceback" not in daemon.log()
     # Only the well-formed request reached the snapshot, which refused it.
     logged = daemon.log().splitlines()[before:]
-    assert [line for line in logged if "cannot be a tag" not in line] == []
+    assert logged == []
     assert len(machine.snapshots()) == 1
 
 

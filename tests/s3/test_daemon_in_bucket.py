@@ -111,7 +111,9 @@ def test_a_daemon_serves_a_bucket(run, daemon, elsewhere, source):
     wait_until("the policy applies", lambda: elsewhere.ids() == {third, second})
     assert f"runs as process {process.pid}" in run("doctor")
     # The daemon holds its lock: another daemon ends.
-    assert "another ciuicd serves it" in daemon.do(code=5)
+    second = daemon.do(code=5)
+    assert "another ciuicd serves it" in second
+    assert f"the store {elsewhere.address} is in use" in second
     secrets = (SECRET_KEY.encode(), ACCESS_KEY.encode())
     with open(f"/proc/{process.pid}/cmdline", "rb") as file:
         assert not [secret for secret in secrets if secret in file.read()]

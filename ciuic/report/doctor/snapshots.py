@@ -23,6 +23,8 @@ from ciuic.view.damage import DamageSurvey
 
 __all__ = ["examine_snapshots"]
 
+_HOW_WITHOUT_CONFIGURATION = "Take one with 'ciuic --store DIR snapshot PATH'."
+
 
 def examine_snapshots(
     store: Store, snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int
@@ -49,7 +51,8 @@ def examine_snapshots(
     own = [summary for summary in snapshots if summary.owner.is_same(here)]
     if not own:
         what = "there is no snapshot of this machine yet" if snapshots else "there is none yet"
-        yield Finding(WARNING, "snapshots", what, HOW_TO_TAKE)
+        advice = HOW_TO_TAKE if plan is not None else _HOW_WITHOUT_CONFIGURATION
+        yield Finding(WARNING, "snapshots", what, advice)
         return
     past = [summary for summary in own if not is_future(summary.taken_ns, now_ns)]
     newest = newest_first(own)[0]
