@@ -194,8 +194,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--check",
         action="store_true",
-        help="check the configuration and the credentials for a bucket, name missing directories,"
-        " and exit; with 2 if they cannot be used",
+        help="check configuration and credentials, name missing directories, and exit; 2 if wrong",
     )
     what.add_argument(
         "--link-store",
@@ -241,9 +240,8 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--reload",
         metavar="STORE",
-        help="tell the daemon that serves STORE (a directory, a symlink to it, or the URL of a "
-        "bucket) to reload its configuration, name missing directories, and exit; with 2 if the "
-        "new configuration cannot be used (the old one stays in effect)",
+        help="tell the daemon of STORE (a directory, a symlink to it, or a URL) to reload its "
+        "configuration, and exit; with 2 if the new one cannot be used (the old one stays)",
     )
 
 
@@ -282,7 +280,7 @@ def _reload(store: str, config: str | None) -> None:
     """
     options = None
     if is_url(store) and config is not None:
-        # One with a mistake reaches the daemon all the same, which says what is wrong.
+        # One with a mistake is for the daemon to refuse.
         with contextlib.suppress(CiuicError):
             settings = load_settings(config)
             if settings.snapshot_dir == absolute_address(store):
