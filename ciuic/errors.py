@@ -184,7 +184,7 @@ class BusyError(StoreError):
 class UnresponsiveError(StoreError):
     """The daemon is running, but is stopped or does not answer."""
 
-    default_hint = "Its log may say why: journalctl -u ciuicd."
+    default_hint = "Its log may say why; under systemd, 'journalctl -u ciuicd' shows it."
 
 
 class UnknownFormatError(StoreError):
@@ -320,6 +320,10 @@ def shortage(error: BaseException) -> ResourceError | None:
         )
         return ResourceError(f"a part of the program cannot be loaded: {reason}", hint=hint)
     if isinstance(error, RuntimeError) and str(error).endswith("start new thread"):
-        hint = "Free memory, or raise the limit (ulimit -u, or TasksMax= in the unit)."
+        # Each thread reserves address space for its stack.
+        hint = (
+            "Free memory, or raise the limits (ulimit -u and -v, or TasksMax= and MemoryMax= in the"
+            " unit)."
+        )
         return ResourceError("no more threads can be started", hint=hint)
     return None

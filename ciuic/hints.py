@@ -1,6 +1,7 @@
 """Commands inside messages: a user pastes them, so they must reach the place they are about."""
 
 import contextlib
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,17 +13,24 @@ __all__ = ["aim", "aimed", "aiming", "pip_install"]
 _COMMAND = "'ciuic "
 
 
-def aimed(text: str, options: Sequence[str]) -> str:
+def aimed(text: str, options: Sequence[str], configured: str = "") -> str:
     """Return a message with options before the name of each command that it quotes.
 
     Messages name commands as ``'ciuic list'``. A command that has such an option already, as one
-    about a copy does, stays as it is.
+    about a copy does, stays as it is. A command that names the configured bucket loses that option:
+    with it, the configuration's credentials and server would not be used.
 
     Args:
         text: The message.
         options: The ``--config`` and ``--store`` with which the user reaches the store.
+        configured: The address of the configuration's store; unused if ``options`` name a store.
     """
-    if not options or _COMMAND not in text:
+    if _COMMAND not in text:
+        return text
+    if "--store" not in options and "://" in configured:
+        address = re.escape(configured.rstrip("/"))
+        text = re.sub(rf"{_COMMAND}--store {address}/? ", _COMMAND, text)
+    if not options:
         return text
     first, *rest = text.split(_COMMAND)
     words = shlex.join(options)
@@ -31,10 +39,11 @@ def aimed(text: str, options: Sequence[str]) -> str:
     )
 
 
-def aim(error: CiuicError, options: Sequence[str]) -> None:
+def aim(error: CiuicError, options: Sequence[str], configured: str = "") -> None:
     """Do the same for what an error says, also where Python prints it."""
     hint = error.hint
-    error.message, error.hint = aimed(error.message, options), aimed(hint, options)
+    error.message = aimed(error.message, options, configured)
+    error.hint = aimed(hint, options, configured)
     error.args = (error.message,)
     notes = getattr(error, "__notes__", [])
     notes[:] = [error.hint if note == hint else note for note in notes]

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 # First: it notes the files of the program before the others are imported.
@@ -41,6 +41,7 @@ from ciuic.errors import (
     CiuicError,
     ConfigError,
     StoreError,
+    UsageError,
     exit_code,
 )
 from ciuic.snapshot.hooks import refuse_in_hook
@@ -48,7 +49,13 @@ from ciuic.source.freeze.interface import AREA_NAME
 from ciuic.source.freeze.methods import SUBVOLUME, choose
 from ciuic.source.freeze.private import make_top
 from ciuic.source.roots import absent_roots
-from ciuic.store.addressed import local_directory, short_limits
+from ciuic.store.addressed import (
+    absolute_address,
+    control_directory,
+    local_directory,
+    refuse_unusable,
+    short_limits,
+)
 from ciuic.store.directory.cache import cache_directory
 from ciuic.store.place.keys import is_url
 from ciuic.system import durable
@@ -67,8 +74,17 @@ _log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until a signal stops it; return the exit code."""
     options = _parse(arguments)
-    typed = config_options(find_config(options.config, os.environ))
-    set_up_logging(os.environ, SystemClock(), as_json=options.log == "json", typed=typed)
+    config = find_config(options.config, os.environ)
+    store = ""
+    with contextlib.suppress(CiuicError):  # what reads the configuration next says why
+        store = read_store_path(config) if config is not None else ""
+    set_up_logging(
+        os.environ,
+        SystemClock(),
+        as_json=options.log == "json",
+        typed=config_options(config),
+        configured=store,
+    )
     try:
         return _run(options)
     except CiuicError as error:
@@ -81,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.reload is not None:
-        _reload(options.reload)
+        _reload(options.reload, find_config(options.config, os.environ))
         return DONE
     found = find_config(options.config, os.environ)
     if found is None:
@@ -112,9 +128,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.copy:
         return DONE if _copy(load_settings(path)) else FAILED
     if options.check:
-        for root in absent_roots(load_settings(path).all_paths):
-            # Only a warning: the daemon may start before the directory is made or mounted.
-            _log.warning("%s: there is no directory %s", path, root)
+        _check(load_settings(path))
         return DONE
     refuse_in_hook(os.environ)
     settings = load_settings(path)
@@ -180,7 +194,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--check",
         action="store_true",
-        help="check the configuration, name missing directories, and exit; with 2 if it is wrong",
+        help="check configuration and credentials, name missing directories, and exit; 2 if wrong",
     )
     what.add_argument(
         "--link-store",
@@ -226,20 +240,66 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--reload",
         metavar="STORE",
-        help="tell the daemon that serves STORE (or a symlink to it) to reload its configuration, "
-        "and exit; with 2 if the new configuration cannot be used (the old one stays in effect)",
+        help="tell the daemon of STORE (a directory, a symlink to it, or a URL) to reload its "
+        "configuration, and exit; with 2 if the new one cannot be used (the old one stays)",
     )
 
 
-def _reload(store: str) -> None:
+def _check(settings: Settings) -> None:
+    """Name what a configuration lacks on this machine.
+
+    Raises:
+        UsageError: Every command and the daemon would refuse the credentials of the store.
+    """
+    _warn_of_absent(settings.all_paths, settings.path)
+    for copy in settings.copies:
+        try:
+            refuse_unusable(copy.address, os.environ, copy.settings.place_options)
+        except UsageError as error:
+            # Only a warning, too: the daemon takes snapshots without its copies.
+            _log.warning("%s: the copy %s: %s", settings.path, copy.name, sentence(error))
+    refuse_unusable(settings.snapshot_dir, os.environ, settings.place_options)
+
+
+def _warn_of_absent(roots: Iterable[str], config: str) -> None:
+    for root in absent_roots(roots):
+        # Only a warning: the daemon may start before the directory is made or mounted.
+        _log.warning("%s: there is no directory %s", config, root)
+
+
+def _reload(store: str, config: str | None) -> None:
     """Ask the daemon and wait for its reply; after a signal, systemd would see no failure.
+
+    Args:
+        store: The store's directory, a symlink to it, or the URL of its bucket.
+        config: The configuration that may say how to reach the bucket; None: there is none.
 
     Raises:
         ConfigError: The new configuration cannot be used; the old configuration stays in effect.
         StoreError: No daemon answers.
     """
-    if request_done(os.path.realpath(store), "reload") is None:
-        raise StoreError(f"no daemon serves {store}", hint="Start it: 'systemctl start ciuicd'.")
+    options = None
+    if is_url(store) and config is not None:
+        # One with a mistake is for the daemon to refuse.
+        with contextlib.suppress(CiuicError):
+            settings = load_settings(config)
+            if settings.snapshot_dir == absolute_address(store):
+                options = settings.place_options
+    control = control_directory(store, os.environ, options)
+    status = None if control is None else request_done(os.path.realpath(control), "reload")
+    if status is None:
+        whose = " of this user" if is_url(store) else ""
+        raise StoreError(
+            f"no daemon{whose} serves {store}",
+            hint="Start it: 'systemctl start ciuicd'; without systemd, start ciuicd.",
+        )
+    roots = status.get("snapshot_paths")
+    if isinstance(roots, list):
+        _warn_of_absent(filter(_is_text, roots), str(status.get("config")))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _link_store(config: str, link: str) -> None:

@@ -26,6 +26,7 @@ import threading
 from collections.abc import Iterable
 from typing import Final, Protocol
 
+from ciuic.catalog import check_tags
 from ciuic.control import (
     LINE_BYTES_MAX,
     Document,
@@ -330,6 +331,7 @@ class Server:
 
     def _job_of(self, request: SnapshotRequest) -> Job:
         """Return the job: of a schedule, if the request names it or has its roots and rules."""
+        check_tags(request.tags)  # here, so that a mistyped one is no failure of the daemon
         scope, schedule = request.scope(), request.schedule or None
         if schedule is not None and scope is not None:
             raise UsageError(

@@ -49,8 +49,10 @@ class StoreHold:
         try:
             lock.take_alone()
         except BusyError as error:
+            # In a bucket, the lock is in a directory that the user has never named.
+            message = error.message.replace(path, settings.snapshot_dir)
             raise BusyError(
-                f"{error.message}: another ciuicd serves it",
+                f"{message}: another ciuicd serves it",
                 hint="Stop the other daemon, or give this one a snapshot_dir of its own.",
             ) from error
         self._lock = lock

@@ -10,7 +10,11 @@ import gc
 # 7 % of a short command. A command creates few cycles, so little garbage stays.
 gc.set_threshold(100_000)
 
-from ciuic.cli.entry import main, program  # noqa: E402 - see above
-from ciuic.cli.group import cli  # noqa: E402
+try:
+    from ciuic.cli.entry import main, program
+    from ciuic.cli.group import cli
+except KeyboardInterrupt:
+    # Nothing has begun, and Python would print where. As a shell has it: 128 and SIGINT.
+    raise SystemExit(130) from None
 
 __all__ = ["cli", "main", "program"]

@@ -184,7 +184,8 @@ def _verify(session: Session, snapshot_id: SnapshotId, paths: tuple[bytes, ...])
             f"{snapshot_id} has {counted(len(names), 'damaged path')}, so nothing was changed:"
             f" {listed(names[:_NAMED_MAX], len(names))}",
             hint="'ciuic repair' may repair it, 'ciuic log PATH' shows other versions, and"
-            " 'ciuic restore --overwrite --fallback' takes damaged files from older snapshots.",
+            " 'ciuic restore -s ID -p PATH --overwrite --fallback' takes damaged files from older"
+            " snapshots.",
         )
     return found
 
@@ -240,8 +241,8 @@ def _save(
             change_tags(store, report.id, remove=(_TAG,))
         raise CiuicError(
             f"{report.id} could not save everything that is there now{which}; nothing was restored",
-            hint="Stop the program that writes there, and try again. 'ciuic restore --overwrite"
-            " --force' replaces the files without saving them.",
+            hint="Stop the program that writes there, and try again. 'ciuic restore -s ID -p PATH"
+            " --overwrite --force' replaces the files without saving them.",
         )
     return report
 

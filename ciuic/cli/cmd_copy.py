@@ -242,9 +242,31 @@ def _opened(
         return open_store(path, write=write, only_adds=write, wait_s=wait_s, cancelled=cancelled)
     from ciuic.store.addressed import open_at_address
 
-    return open_at_address(
-        path, os.environ, options, write=write, only_adds=write, wait_s=wait_s, cancelled=cancelled
+    return _in_bucket(
+        open_at_address(
+            path,
+            os.environ,
+            options,
+            write=write,
+            only_adds=write,
+            wait_s=wait_s,
+            cancelled=cancelled,
+        )
     )
+
+
+@contextlib.contextmanager
+def _in_bucket(copy: contextlib.AbstractContextManager[Store]) -> Iterator[Store]:
+    """Open a copy in a bucket; if there is no store, say how this command creates one."""
+    with contextlib.ExitStack() as stack:
+        try:
+            opened_copy = stack.enter_context(copy)
+        except StoreError as error:
+            if not isinstance(error.__cause__, MissingError):
+                raise
+            hint = "--init creates a store that cuts files like this one."
+            raise StoreError(error.message, hint=hint) from error.__cause__
+        yield opened_copy
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from ciuic.errors import (
     UsageError,
 )
 from ciuic.ids import ChunkId, SnapshotId
-from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary
+from ciuic.model import COMMAND, DAEMON, LIBRARY, SnapshotSummary, newest_first
 from ciuic.store.records import layout
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
@@ -72,6 +72,9 @@ def command(
 ) -> None:
     """List snapshots, newest first.
 
+    A snapshot comes before the one that it follows, even if it has an earlier time because a clock
+    was wrong: the first complete one is 'latest'.
+
     KIND is base for a full snapshot and delta for an incremental one. CHAIN is the number of
     snapshots since the last full one: 0 is a full snapshot; 2+ means two or more, because the full
     one, or one since then, was forgotten or cannot be read. SIZE is the total size of all files.
@@ -107,7 +110,7 @@ def command(
         list_trash(session, as_json=as_json)
         return
     with opened(session) as store:
-        snapshots = list_and_warn(session, store)
+        snapshots = newest_first(list_and_warn(session, store))
         short = shown_ids(store)
         held = copies_of(session, store)
         if wanted.path is not None:

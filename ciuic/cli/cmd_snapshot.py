@@ -16,7 +16,7 @@ from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
 from ciuic.config.settings import Settings
 from ciuic.documents import Document
-from ciuic.errors import TROUBLE, StoreError, UsageError
+from ciuic.errors import TROUBLE, StoreError, UnresponsiveError, UsageError
 from ciuic.model import ExcludeRules
 from ciuic.report.entries import KINDS
 from ciuic.store.directory.find import read_header
@@ -194,12 +194,28 @@ def _taken_by_daemon(
                     schedule=named,
                     progress=news,
                 )
+            except UnresponsiveError as error:
+                hint = f"{error.hint} {_without_daemon(session)}".rstrip()
+                raise UnresponsiveError(error.message, hint=hint) from error
             except StoreError as error:
                 if unreadable is None or not isinstance(error.__cause__, PermissionError):
                     raise
     if report is None and unreadable is not None:
         raise unreadable
     return report
+
+
+def _without_daemon(session: Session) -> str:
+    """Say which command takes a snapshot beside a daemon that does not answer."""
+    if session.store is not None:
+        return ""  # it needs a configuration
+    # Imported here because few daemons are stopped.
+    import shlex
+
+    from ciuic.config.load import config_options
+
+    once = shlex.join(["ciuicd", *config_options(session.config_path), "--once"])
+    return f"'{once}' takes a snapshot of the configured directories without it."
 
 
 def _of_schedule(settings: Settings, name: str, paths: tuple[str, ...]) -> Settings:

@@ -1,7 +1,7 @@
 """``ciuic status``."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import click
 
@@ -28,7 +28,7 @@ from ciuic.source.roots import absent_roots
 from ciuic.store.addressed import control_directory
 from ciuic.store.place.keys import is_url
 from ciuic.system.clock import SystemClock, local_time_text
-from ciuic.system.machine import this_machine
+from ciuic.system.machine import names_of, this_machine
 from ciuic.units import (
     format_duration,
 )
@@ -53,43 +53,67 @@ def command(session: Session, *, as_json: bool) -> None:
     except CiuicError as error:
         _show_rest(session, error, as_json=as_json)
         raise
-    names = {schedule.schedule for schedule in settings.schedules}
-    scopes = session.scopes
+    schedules = {schedule.schedule for schedule in settings.schedules}
+    scopes, here = session.scopes, this_machine()
     if scopes:
-        ordered = [one for one in ordered if one.schedule in names or holds_one(one.roots, scopes)]
+        # The schedules of another machine may have the same names, and other directories.
+        ordered = [
+            one
+            for one in ordered
+            if holds_one(one.roots, scopes)
+            or (one.schedule in schedules and one.owner.machine.is_same(here))
+        ]
     newest = next(iter(ordered), None)
-    here = this_machine()
     own = next((found for found in ordered if found.owner.machine.is_same(here)), None)
-    daemon = request_status(control_path)
+    daemon, refusal = None, None
+    try:
+        daemon = request_status(control_path)
+    except CiuicError as error:
+        refusal = error  # the store says the rest without it
     absent = absent_roots(settings.all_paths)
     if as_json:
-        print_json(
-            {
-                "store": path,
-                "daemon": daemon,
-                "newest": None if newest is None else newest.as_json(),
-                "newest_here": None if own is None else own.as_json(),
-                "checks": checks.as_json(),
-                "copies": [copy.as_json() for copy in copies],
-                "absent_paths": absent,
-                "damaged_snapshots": session.damaged_snapshots,
-            }
-        )
+        document = {
+            "store": path,
+            "daemon": daemon,
+            "newest": None if newest is None else newest.as_json(),
+            "newest_here": None if own is None else own.as_json(),
+            "checks": checks.as_json(),
+            "copies": [copy.as_json() for copy in copies],
+            "absent_paths": absent,
+            "damaged_snapshots": session.damaged_snapshots,
+        }
+        if refusal is not None:
+            refusal.done = document
+            raise refusal
+        print_json(document)
         return
-    lines = [("store", path)]
-    if newest is None:
-        whose = " of the configured directories" if scopes else ""
-        lines.append(("newest", f"no snapshot{whose} yet"))
-    elif own is newest:
-        lines.append(("newest", _age_text(newest)))
-    else:
-        lines.append(("newest", f"{_age_text(newest)}, on {printable(brief(newest.host))}"))
-        lines.append(("here", "no snapshot of this machine" if own is None else _age_text(own)))
+    lines = [("store", path), *_newest_lines(ordered, own, is_scoped=bool(scopes))]
     lines += _absence_lines(absent)
     lines += check_lines(checks)
     lines += [("copy", printable(f"{copy.name} {copy.sentence()}")) for copy in copies]
-    lines += _daemon_lines(path, daemon, is_damaged=checks.is_damaged)
+    if refusal is None:
+        lines += _daemon_lines(path, daemon, is_damaged=checks.is_damaged)
     _print(lines)
+    if refusal is not None:
+        raise refusal
+
+
+def _newest_lines(
+    ordered: Sequence[SnapshotSummary], own: SnapshotSummary | None, *, is_scoped: bool
+) -> list[tuple[str, str]]:
+    """Return the lines about the newest snapshot, and the newest of this machine."""
+    newest = next(iter(ordered), None)
+    if newest is None:
+        whose = " of the configured directories" if is_scoped else ""
+        return [("newest", f"no snapshot{whose} yet")]
+    if own is newest:
+        return [("newest", _age_text(newest))]
+    names = names_of([this_machine(), *(found.owner.machine for found in ordered)])
+    where = printable(brief(names[newest.owner.machine]))
+    return [
+        ("newest", f"{_age_text(newest)}, on {where}"),
+        ("here", "no snapshot of this machine" if own is None else _age_text(own)),
+    ]
 
 
 def _show_rest(session: Session, error: CiuicError, *, as_json: bool) -> None:

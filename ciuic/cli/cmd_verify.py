@@ -178,7 +178,7 @@ def _print_remedies(report: VerifyReport, *, checksum: bool, in_bucket: bool) ->
     if not in_bucket or not _has_lost_content(report):
         print_pair("", hinted(f"{remedy}{later}"), 0, err=True)
     if _has_lost_content(report):
-        advice = "'ciuic restore --fallback' takes damaged paths from older snapshots"
+        advice = "'ciuic restore -s ID -p PATH --fallback' takes damaged paths from older snapshots"
         print_pair("", hinted(advice), 0, err=True)
         if in_bucket:
             print_bucket_advice()

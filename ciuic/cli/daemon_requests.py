@@ -23,7 +23,7 @@ def ask_daemon(session: Session, do: Literal["pause", "resume"]) -> None:
     control = control_directory(path, os.environ, place_options(session, path))
     status = None if control is None else request_done(control, do)
     if status is None:
-        start = "'systemctl enable --now ciuicd'."
+        start = "'systemctl enable --now ciuicd'; without systemd, start ciuicd."
         if is_url(path):  # the socket is in the cache directory of the daemon's user
             raise StoreError(
                 f"no daemon of this user serves {path}",

@@ -45,25 +45,29 @@ def advise(text: str) -> None:
 
 def hinted(text: str) -> str:
     """Return a message whose commands have the ``--config`` and ``--store`` of this command."""
-    options = _options()
-    if not options:
-        return text
     # Imported here because help must be instant, and most commands advise nothing.
     from ciuic.hints import aimed
 
-    return aimed(text, options)
+    return aimed(text, *_reach(text))
 
 
 def aim_error(error: CiuicError) -> None:
     """Do the same for what an error says."""
     from ciuic.hints import aim  # as above
 
-    aim(error, _options())
+    aim(error, *_reach(f"{error.message} {error.hint}"))
 
 
-def _options() -> list[str]:
+def _reach(text: str) -> tuple[list[str], str]:
+    """Return what was typed to name the store, and the configuration's store if a text names it."""
     from ciuic.cli.session import Session  # as above
 
     context = click.get_current_context(silent=True)
     session = None if context is None else context.find_object(Session)
-    return [] if session is None else session.options
+    if session is None:
+        return [], ""
+    if "'ciuic --store " not in text:
+        return session.options, ""
+    with contextlib.suppress(CiuicError):
+        return session.options, session.store_path(checked=False)
+    return session.options, ""

@@ -31,10 +31,10 @@ _COLUMNS: Final = (
     Column("STORED", right=True, drop=6),
     Column("TROUBLE", right=True, drop=2),
     Column("FLUX", right=True, drop=8),
-    Column("HOST", drop=5, cut=cut_end, least=6),
+    Column("HOST", drop=4, cut=cut_end, least=6),
     Column("ORIGIN", drop=12),
     Column("SCHEDULE", drop=13, cut=cut_end, least=6),
-    Column("ROOTS", drop=4, cut=cut_middle),
+    Column("ROOTS", drop=5, cut=cut_middle),
     Column("TAGS", drop=3, cut=cut_end, least=6),
     Column("NOTE", drop=14, cut=cut_end, least=12),
 )

@@ -36,8 +36,9 @@ __all__ = [
 
 _NO_SOURCE: Final = (
     "Name a store that has the same snapshots: a copy of this one, or the one that this is a copy"
-    " of. If it is on a disk that is not mounted, mount that first."
+    " of."
 )
+_UNMOUNTED: Final = " If it is on a disk that is not mounted, mount that first."
 
 
 class Source(NamedTuple):
@@ -90,7 +91,8 @@ def _reachable(source: Source) -> Iterator[Store]:
         except StoreError as error:
             # A missing source must not become an empty directory.
             if type(error) is StoreError or isinstance(error.__cause__, MissingError):
-                raise StoreError(error.message, hint=_NO_SOURCE) from error
+                hint = _NO_SOURCE + ("" if is_url(source.address) else _UNMOUNTED)
+                raise StoreError(error.message, hint=hint) from error
             raise
         yield other
 

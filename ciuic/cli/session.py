@@ -9,7 +9,7 @@ from typing import Final
 from ciuic.config.settings import CopyTo, Settings
 from ciuic.errors import ConfigError, UsageError
 from ciuic.model import ExcludeRules
-from ciuic.store.place.keys import is_url
+from ciuic.store.place.keys import is_url, refuse_cut_url
 
 __all__ = ["Session"]
 
@@ -201,9 +201,10 @@ def _absolute(address: str) -> str:
     """Return the absolute path of a directory, even for ``file:///path``; other URLs as they are.
 
     Raises:
-        UsageError: The URL names a file of another machine.
+        UsageError: The URL names a file of another machine, or lacks a slash.
     """
     if not is_url(address):
+        refuse_cut_url(address)
         return os.path.abspath(address)
     scheme, _, rest = address.partition("://")
     if scheme.lower() != "file":

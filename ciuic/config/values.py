@@ -79,10 +79,15 @@ def _directories(text: str) -> tuple[str, ...]:
 def _store_directory(text: str) -> str:
     if not text.startswith("/"):
         # Not imported for a path: every command reads the configuration.
-        from ciuic.store.place.keys import is_url
+        from ciuic.errors import UsageError
+        from ciuic.store.place.keys import is_url, refuse_cut_url
 
         if is_url(text):
             return _bucket(text)
+        try:
+            refuse_cut_url(text)
+        except UsageError as error:
+            raise ValueError(f"{error.message}. {error.hint}".rstrip(". ")) from None
     path = _directory(text.replace("\\,", ","))
     if path == "/":
         raise ValueError("the store needs a directory of its own, not /")

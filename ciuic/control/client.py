@@ -203,7 +203,7 @@ class _Replies:
             if not piece or len(self._received) > _REPLY_BYTES_MAX:
                 raise StoreError(
                     f"the daemon of {self._store_path} closed the connection before it replied",
-                    hint="Its log says why: journalctl -u ciuicd.",
+                    hint="Its log says why; under systemd, 'journalctl -u ciuicd' shows it.",
                 )
         line, _, rest = bytes(self._received).partition(b"\n")
         self._received = bytearray(rest)

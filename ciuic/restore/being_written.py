@@ -54,8 +54,8 @@ def refuse_being_written(run: Run, targets: list[Target], left_out: Exclusions) 
         raise TargetError(
             f"{found[first]} has {path_text(first)} open for writing{others}: what it writes would"
             " be lost; nothing was changed",
-            hint="Stop the program, and try again. 'ciuic restore --overwrite --force' replaces the"
-            " file nevertheless.",
+            hint="Stop the program, and try again. 'ciuic restore -s ID -p PATH --overwrite"
+            " --force' replaces the file nevertheless.",
         )
 
 

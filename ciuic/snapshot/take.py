@@ -68,7 +68,10 @@ def take_snapshot(
     try:
         try:
             gathered = run.gather(cancelled, Meter(progress))
-            manifest = run.commit(run.make_durable(gathered))
+            manifest = run.make_durable(gathered)
+            # A last time: the program has told the user that it stops.
+            _checker(cancelled)()
+            manifest = run.commit(manifest)
         except BaseException as error:
             run.give_up(is_committed=isinstance(error, CommitUncertainError))
             raise

@@ -18,7 +18,7 @@ from ciuic.store.directory.cache import (
     refuse_others,
 )
 from ciuic.store.directory.create import create_store
-from ciuic.store.place.keys import is_url
+from ciuic.store.place.keys import is_url, refuse_cut_url
 from ciuic.store.place.location import PlaceOptions, bucket_name, bucket_url, split_address
 from ciuic.store.records import layout
 from ciuic.store.records.header import CHUNK_BYTES_DEFAULT, CONTENT, Chunking
@@ -35,6 +35,7 @@ __all__ = [
     "local_directory",
     "open_at_address",
     "refuse_unreachable",
+    "refuse_unusable",
     "short_limits",
 ]
 
@@ -133,9 +134,10 @@ def absolute_address(address: str) -> str:
     """Return the absolute path of a store's directory, or the URL of its bucket as ciuic writes it.
 
     Raises:
-        UsageError: It is another URL.
+        UsageError: It is another URL, or one that lacks a slash.
     """
     if not is_url(address):
+        refuse_cut_url(address)
         return os.path.abspath(address)
     url = split_address(address)
     return os.path.abspath(url.path) if url.scheme == "file" else bucket_url(address)
@@ -160,6 +162,20 @@ def refuse_unreachable(
     place = open_place(address, environment, short)
     with contextlib.suppress(MissingError):
         place.size_bytes(layout.HEADER)
+
+
+def refuse_unusable(
+    address: str, environment: Mapping[str, str], options: PlaceOptions | None = None
+) -> None:
+    """Refuse options and credentials with which no request can be sent; none is sent.
+
+    Raises:
+        UsageError: The store is in a bucket, and they cannot be used.
+    """
+    if is_url(address):
+        from ciuic.store.place.address import open_place
+
+        open_place(address, environment, options)
 
 
 def short_limits(options: PlaceOptions | None) -> PlaceOptions:

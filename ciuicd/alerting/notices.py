@@ -60,7 +60,7 @@ def notify(settings: Settings, environ: Mapping[str, str], clock: Clock) -> bool
         )
     typed = config_options(settings.path)
     faults: dict[str, Fault] = {
-        fault.key: replace(fault, text=aimed(fault.text, typed))
+        fault.key: replace(fault, text=aimed(fault.text, typed, settings.snapshot_dir))
         for fault in find_faults(settings, clock)
     }
     for fault in faults.values():

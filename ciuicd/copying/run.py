@@ -151,10 +151,9 @@ def _opened(copy: CopyTo, cancelled: Callable[[], bool]) -> Iterator[Store]:
             )
         except StoreError as error:
             if is_missing or isinstance(error.__cause__, MissingError):
-                hint = (
-                    "If its disk is not mounted, mount it; otherwise"
-                    f" 'ciuic copy --to {copy.name} --init' makes the first copy."
-                )
+                init = f"'ciuic copy --to {shlex.quote(copy.name)} --init' makes the first copy."
+                mount = "If its disk is not mounted, mount it; otherwise "
+                hint = init if is_url(copy.address) else mount + init
                 raise StoreError(error.message, hint=hint) from error
             raise
         yield there

@@ -22,7 +22,12 @@ _SYSLOG: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging
 
 
 def set_up_logging(
-    environ: Mapping[str, str], clock: Clock, *, as_json: bool, typed: Sequence[str]
+    environ: Mapping[str, str],
+    clock: Clock,
+    *,
+    as_json: bool,
+    typed: Sequence[str],
+    configured: str = "",
 ) -> None:
     """Send all records to stderr.
 
@@ -31,6 +36,7 @@ def set_up_logging(
         clock: The time of a line of JSON.
         as_json: A JSON object per line, instead of text.
         typed: The options that the commands in messages need.
+        configured: The address of the daemon's store; empty: not known.
     """
     # Standard error may be a pipe to a program that has ended; then there is no place to complain.
     logging.raiseExceptions = False
@@ -43,19 +49,19 @@ def set_up_logging(
 
         handler = JournalHandler(otherwise=handler)
         handler.setFormatter(_Entry())
-    handler.addFilter(_Aiming(typed))
+    handler.addFilter(_Aiming(typed, configured))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 class _Aiming(logging.Filter):
     """Gives the commands in messages the options with which they reach the daemon's store."""
 
-    def __init__(self, typed: Sequence[str]) -> None:
+    def __init__(self, typed: Sequence[str], configured: str) -> None:
         super().__init__()
-        self._typed = typed
+        self._reach = typed, configured
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = aimed(record.getMessage(), self._typed), ()
+        record.msg, record.args = aimed(record.getMessage(), *self._reach), ()
         return True
 
 

@@ -93,6 +93,7 @@ def test_without_a_configuration_the_hints_work_without_one(tmp_path: Path) -> N
     for arguments in (["list"], ["restore", "-s", "latest", "-p", "/x"], ["doctor"]):
         done = run_here("--store", store, *arguments)
         assert "ciuic --store DIR snapshot PATH" in done.out + done.err, arguments
+    assert "snapshot'" not in done.out, "without a configuration, it needs a PATH"
     done = run("ciuic", "snapshot")
     if not Path("/etc/ciuic.conf").exists():
         assert done.code == 2

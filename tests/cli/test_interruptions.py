@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from tests.cli.test_bad_input import refused
 from tests.kit.installed import Outcome, Place, contents, environment, run
+from tests.kit.program import REPOSITORY
 
 DEADLINE_S = 60
 END_S = 30
@@ -346,3 +348,28 @@ def test_without_enough_memory_a_command_says_so_and_loses_nothing(fresh, limit_
     assert fresh.run_here("snapshot").code == 0
     assert fresh.run_here("verify", "--all", "--checksum").code == 0
     assert len(fresh.run_here("list", "--machine-readable").out.splitlines()) == len(listed) + 1
+
+
+_INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from ciuic.cli import program
+program()
+"""
+
+
+def test_an_interrupt_while_the_command_line_is_loaded_prints_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_IMPORT, "list"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

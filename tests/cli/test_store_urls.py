@@ -25,6 +25,22 @@ def refused(tmp_path, monkeypatch, address, *command):
     return done.code, done.err.splitlines()
 
 
+@pytest.mark.parametrize("address", ["s3:/bucket/secret", "S3:/bucket/secret", "file:/secret"])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_url_that_lacks_a_slash_is_not_taken_for_a_path(tmp_path, monkeypatch, address, command):
+    code, said = refused(tmp_path, monkeypatch, address, *command)
+
+    assert code == 2
+    assert "neither a URL nor a clear path" in said[0]
+    assert f"Write {address.partition(':')[0]}://" in said[1]
+
+
+def test_a_directory_whose_name_begins_as_a_url_can_be_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_here("--store", "./s3:/x", "init").code == 0
+    assert (tmp_path / "s3:" / "x").is_dir()
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 @pytest.mark.parametrize("scheme", ["s3", "GS", "az", "git+ssh"])
 def test_a_password_in_a_url_is_refused_and_not_quoted(tmp_path, monkeypatch, command, scheme):

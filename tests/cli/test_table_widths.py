@@ -115,6 +115,7 @@ def test_a_wide_terminal_shows_every_column_and_a_narrow_one_says_which_it_leave
         "HOST", "ROOTS", "TAGS",
     ]  # fmt: skip
     assert "no room" not in broad.text
+    assert "HOST" in narrow.lines[0].split(), "it says more than cut directories"
     missing = [one for one in header if one not in narrow.lines[0].split()]
     told = " ".join(narrow.lines).partition("too narrow for ")[2].partition(";")[0].split(", ")
     assert set(told) == set(missing) - {"TROUBLE", "FLUX"}, "empty columns need no word"

@@ -392,7 +392,9 @@ def test_pause_and_resume(machine):
     without = ciuic(*asked, "pause")
     assert (without.code, without.out) == (1, "")
     assert f"no daemon serves {machine.store}" in without.err
-    assert "systemctl enable --now ciuicd" in without.err
+    assert "systemctl enable --now ciuicd'; without systemd, start ciuicd" in " ".join(
+        without.err.split()
+    )
 
 
 def test_a_second_daemon_on_the_same_store_names_the_first_and_exits_with_5(machine):
@@ -442,7 +444,7 @@ def test_hostile_bytes_on_the_socket_do_not_disturb_the_daemon(machine):
     assert "Traceback" not in daemon.log()
     # Only the well-formed request reached the snapshot, which refused it.
     logged = daemon.log().splitlines()[before:]
-    assert [line for line in logged if "cannot be a tag" not in line] == []
+    assert logged == []
     assert len(machine.snapshots()) == 1
 
 
@@ -631,6 +633,12 @@ def test_a_requested_reload_fails_if_the_new_configuration_cannot_be_used(machin
     done = ciuicd("--reload", str(link))
     assert (done.returncode, done.stderr) == (0, "")
     assert request_status(store_path(machine))["snapshot_interval_s"] == 300 * 86_400
+
+    gone = machine.source.with_name("misspelled")
+    machine.configure(snapshot_paths=f"{machine.source}, {gone}")
+    done = ciuicd("--reload", str(link))
+    assert done.returncode == 0
+    assert done.stderr == f"ciuicd: {machine.config}: there is no directory {gone}\n"
 
     assert daemon.stop() == 0
     alone = ciuicd("--reload", str(link))

@@ -1,5 +1,7 @@
 """Commands name a stopped daemon (SIGSTOP) at once, and do not wait for it."""
 
+import re
+import shlex
 import signal
 import socket
 import sys
@@ -57,6 +59,32 @@ def test_every_command_names_a_stopped_daemon_at_once(
     assert f"kill -CONT {pid}" in said
     assert took_s < AT_ONCE_S + STARTS_S
     assert len(machine.snapshots()) == 1
+
+
+def test_status_shows_what_the_store_says_although_the_daemon_is_stopped(
+    machine: Machine, stopped: Daemon
+) -> None:
+    [taken] = machine.snapshots()
+    shown, _ = asked(machine, "status")
+    assert shown.code == 1
+    assert f"newest:  {taken.id}" in shown.out
+    assert "daemon:" not in shown.out
+    assert f"is stopped, process {stopped.process.pid}" in shown.err
+    document = asked(machine, "status", "--json")[0].document
+    assert document["newest"]["id"] == taken.id
+    assert document["error"]["kind"] == "unresponsive"
+
+
+def test_the_command_that_a_refused_snapshot_names_takes_one(
+    machine: Machine, stopped: Daemon
+) -> None:
+    refused, _ = asked(machine, "snapshot")
+    command = re.search(r"'ciuicd (.*? --once)'", " ".join(refused.err.split()))
+    assert command is not None, refused.err
+    words = shlex.split(command[1])
+    assert words == ["--config", str(machine.config), "--once"]
+    assert machine.once().returncode == 0
+    assert len(machine.snapshots()) == 2
 
 
 def test_requests_to_a_stopped_daemon_end_at_once(machine: Machine, stopped: Daemon) -> None:

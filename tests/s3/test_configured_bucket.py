@@ -1,6 +1,7 @@
 """A bucket that a configuration names: ``snapshot_dir = s3://...``, with the keys for it."""
 
 import json
+import re
 import socket
 
 import pytest
@@ -26,6 +27,23 @@ def test_every_command_uses_the_bucket_of_the_configuration(run, address, source
     assert first not in [one["id"] for one in json.loads(run("list", "--json"))]
     run("forget", "--undo", first)
     assert first in [one["id"] for one in json.loads(run("list", "--json"))]
+
+
+def test_the_advice_for_a_bucket_without_a_store_works_as_it_is_printed(run, address):
+    said = run("list", code=1)
+    found = re.search(r"'ciuic (.*?)'", " ".join(said.split()))
+    assert found is not None, said
+    assert found[1] == f"--config {run.config} init"
+    assert address in run("init")
+
+
+def test_a_copy_without_a_store_is_created_as_the_advice_says(run, address):
+    run("init")
+    run("snapshot")
+    said = run("copy", "--to", f"{address}-copy", code=1)
+    assert "--init" in said
+    assert "'ciuic --store" not in said
+    assert "1 snapshot copied" in run("copy", "--to", f"{address}-copy", "--init")
 
 
 def test_no_object_and_no_file_of_the_cache_holds_a_credential(run, server, address, tmp_path):

@@ -31,7 +31,9 @@ def test_a_daemon_serves_a_bucket(run, daemon, elsewhere, source):
     wait_until("the policy applies", lambda: elsewhere.ids() == {third, second})
     assert f"runs as process {process.pid}" in run("doctor")
     # The daemon holds its lock: another daemon ends.
-    assert "another ciuicd serves it" in daemon.do(code=5)
+    second = daemon.do(code=5)
+    assert "another ciuicd serves it" in second
+    assert f"the store {elsewhere.address} is in use" in second
     secrets = (SECRET_KEY.encode(), ACCESS_KEY.encode())
     with open(f"/proc/{process.pid}/cmdline", "rb") as file:
         assert not [secret for secret in secrets if secret in file.read()]
@@ -41,11 +43,32 @@ def test_a_daemon_serves_a_bucket(run, daemon, elsewhere, source):
     daemon.configure(interval="30d")
     daemon.do("--reload", str(link))
     assert daemon.status()["snapshot_interval_s"] == 30 * 86_400
+    daemon.configure(interval="40d")
+    daemon.do("--reload", elsewhere.address)
+    assert daemon.status()["snapshot_interval_s"] == 40 * 86_400
     assert elsewhere.verify().ok
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 0
     assert daemon.status() is None
     assert keys(elsewhere.place(), "leases") == []
+    assert "no daemon of this user serves" in daemon.do("--reload", elsewhere.address, code=1)
+
+
+def test_a_check_refuses_the_credentials_that_the_daemon_would_refuse(daemon, key_file):
+    assert daemon.do("--check") == ""
+    key_file.chmod(0o644)
+    assert f"other users can read the credentials file {key_file}" in daemon.do("--check", code=2)
+    key_file.unlink()
+    assert f"the credentials file {key_file} cannot be read" in daemon.do("--check", code=2)
+
+
+def test_a_check_warns_of_a_copy_whose_credentials_cannot_be_used(daemon, key_file):
+    gone = key_file.with_name("gone")
+    daemon.configure("[copy far]", "to = s3://far/away", f"store_credentials = {gone}")
+
+    said = daemon.do("--check")
+
+    assert f"the copy far: the credentials file {gone} cannot be read" in said
 
 
 def test_a_daemon_prunes_a_bucket_and_waits_for_a_session_of_another_machine(

@@ -268,7 +268,8 @@ def test_a_server_that_is_not_there_is_named(server, clock, bucket):
         place = open_place(f"s3://{bucket}/x", server.environment, options, clock=clock)
 
         with pytest.raises(
-            OfflineError, match=r"^cannot list s3://.*: the server cannot be reached"
+            OfflineError,
+            match=rf"^cannot list s3://.*: the server {options.endpoint} cannot be reached",
         ):
             keys(place)
 

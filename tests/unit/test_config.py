@@ -160,6 +160,7 @@ def test_paths_are_normalized_and_unique_and_may_hold_commas_and_any_bytes(conf)
         ("trash =\n", 1, "trash has no value"),
         ("trash = # 1d\n", 1, "trash has no value"),
         ("snapshot_dir = store\n", 1, "snapshot_dir: 'store' is not an absolute path"),
+        ("snapshot_dir = s3:/bucket/runs\n", 1, "begins with 's3:/'"),
         ("snapshot_dir = ftp://bucket/runs\n", 1, "'ftp:' is not a kind of store"),
         ("snapshot_dir = s3://a:secret@bucket/x\n", 1, "holds a user name or a password"),
         ("snapshot_dir = s3://bucket/a b\n", 1, "has a prefix with a forbidden character"),

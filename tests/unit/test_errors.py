@@ -175,6 +175,12 @@ def test_shortages_of_the_machine_are_distinguished_from_bugs(raised, said):
         assert exit_code(short) == 1
 
 
+def test_too_few_threads_may_mean_too_little_address_space():
+    short = errors.shortage(RuntimeError("can\x27t start new thread"))
+    assert short is not None
+    assert "ulimit -u and -v" in short.hint
+
+
 def test_a_private_error_has_the_kind_of_its_public_base():
     class _DeepError(errors.CorruptionError):
         pass

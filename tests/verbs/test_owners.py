@@ -348,6 +348,15 @@ def test_the_status_says_on_which_machine_the_newest_snapshot_is_and_names_that_
     assert said()[1].endswith(", in the future: a clock was wrong, on gpu2")
 
 
+def test_the_status_tells_two_machines_of_one_name_apart(shared: Shared) -> None:
+    shared.take(on=OTHER)
+    shared.take(on=TWIN)
+
+    newest = shared.box.ciuic("status").out.splitlines()[1]
+
+    assert newest.endswith(", on gpu2:ffff")
+
+
 def test_the_versions_of_a_path_say_on_which_machine_they_are(shared: Shared) -> None:
     listed = ("list", "--path", shared.box.source / "file")
     shared.take()

@@ -26,6 +26,7 @@ from ciuic.snapshot.walk.visitor import Visitor
 from ciuic.store.directory.pack_file import read_footer
 from ciuic.store.format.pack import PackedFrame
 from ciuic.store.packs import pack_writer
+from ciuic.store.packs.writer import StoreWriter, WriteTotals
 from ciuic.store.store import open_store
 from tests.kit.box import Box, settle
 from tests.kit.clock import ManualClock
@@ -792,6 +793,25 @@ def test_a_base_snapshot_sees_what_the_kernel_has_not_stamped(tmp_path: Path) ->
             mapped[:5] = b"later"
             box.take(base=True)
             assert box.read(victim)[:5] == b"later"
+
+
+def test_a_snapshot_that_is_cancelled_after_its_last_byte_was_read_commits_nothing(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (box.source / "file").write_bytes(b"content")
+    asked_to_stop: list[bool] = []
+    finish = StoreWriter.finish
+
+    def stop_then_finish(writer: StoreWriter, *, index_waits: bool) -> WriteTotals:
+        asked_to_stop.append(True)
+        return finish(writer, index_waits=index_waits)
+
+    monkeypatch.setattr(StoreWriter, "finish", stop_then_finish)
+    with pytest.raises(CancelledError):
+        box.take(cancelled=lambda: bool(asked_to_stop))
+    assert box.snapshots() == []
+    monkeypatch.undo()
+    assert box.take().kind == "base"
 
 
 def test_a_cancelled_snapshot_commits_nothing_and_the_next_one_reuses_its_packs(box: Box) -> None:

@@ -11,6 +11,7 @@ from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_content
+from tests.kit.program import ciuic
 
 HOUR_S = 3600.0
 YEAR_S = 365 * 86_400.0
@@ -51,6 +52,20 @@ class Life:
 @pytest.fixture
 def life(box: Box) -> Life:
     return Life(box)
+
+
+def test_a_list_begins_with_latest_even_with_a_wrong_clock(life: Life) -> None:
+    first = life.take(b"first")
+    life.clock.advance(YEAR_S)
+    ahead = life.take(b"ahead")
+    life.clock.set_back(YEAR_S)
+    newest = life.take(b"newest")
+    assert life.find("latest") == newest
+
+    path = str(life.box.source / "file")
+    for more in ((), ("--path", path)):
+        listed = ciuic("--store", life.box.store, "list", "--json", *more).document
+        assert [one["id"] for one in listed] == [newest, ahead, first], more
 
 
 def test_latest_is_the_snapshot_that_was_committed_last_even_with_a_wrong_clock(life: Life) -> None:

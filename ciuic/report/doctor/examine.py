@@ -37,7 +37,8 @@ __all__ = ["examine"]
 def examine(subject: Subject, *, clock: Clock) -> Iterator[Finding]:
     """Yield the findings of all checks; the commands in them reach the same store."""
     for finding in _examine(subject, clock):
-        what, advice = (aimed(text, subject.typed) for text in (finding.what, finding.advice))
+        reach = subject.typed, subject.store_path or ""
+        what, advice = (aimed(text, *reach) for text in (finding.what, finding.advice))
         yield finding._replace(what=what, advice=advice)
 
 

@@ -33,12 +33,12 @@ _UNIT: Final = "ciuicd.service"
 _TIMER: Final = "ciuic-alerts.timer"
 _NO_DAEMON: Final = (
     "no daemon serves this store, so no scheduled snapshots are taken",
-    "Run 'systemctl enable --now ciuicd'.",
+    "Run 'systemctl enable --now ciuicd'; without systemd, start ciuicd.",
 )
 _NO_DAEMON_SEEN: Final = (
     "no daemon of this user serves this store",
     "If one of another user does, run 'ciuic doctor' as that user, such as with sudo; if none does,"
-    " run 'systemctl enable --now ciuicd'.",
+    " run 'systemctl enable --now ciuicd'; without systemd, start ciuicd.",
 )
 """In a bucket: the socket is in the cache directory of the daemon's user."""
 _ENABLED: Final = f"/etc/systemd/system/timers.target.wants/{_TIMER}"
@@ -81,7 +81,9 @@ def _of_daemon(status: Document) -> Iterator[Finding]:
         yield Finding(PROBLEM, "daemon", what, str(error.get("hint") or ""))
     for failure in status.get("hook_trouble") or ():
         what = f"at its last snapshot, {failure}"
-        yield Finding(WARNING, "daemon", what, "Read its log: journalctl -u ciuicd.")
+        yield Finding(
+            WARNING, "daemon", what, "Read its log; under systemd, with 'journalctl -u ciuicd'."
+        )
     if status.get("paused"):
         yield Finding(WARNING, "daemon", "paused", "Run 'ciuic resume' to end the pause.")
 

@@ -23,6 +23,8 @@ from ciuic.view.damage import DamageSurvey
 
 __all__ = ["examine_snapshots"]
 
+_HOW_WITHOUT_CONFIGURATION = "Take one with 'ciuic --store DIR snapshot PATH'."
+
 
 def examine_snapshots(
     store: Store, snapshots: list[SnapshotSummary], plan: Plan | None, now_ns: int
@@ -50,7 +52,8 @@ def examine_snapshots(
     own = [summary for summary in snapshots if summary.owner.is_same(here)]
     if not own:
         what = "there is no snapshot of this machine yet" if snapshots else "there is none yet"
-        yield Finding(WARNING, "snapshots", what, HOW_TO_TAKE)
+        advice = HOW_TO_TAKE if plan is not None else _HOW_WITHOUT_CONFIGURATION
+        yield Finding(WARNING, "snapshots", what, advice)
         return
     past = [summary for summary in own if not is_future(summary.taken_ns, now_ns)]
     newest = newest_first(own)[0]
@@ -156,7 +159,10 @@ def _ages(
     # A snapshot that is being taken is listed only when it is complete.
     if age_s > 2 * plan.interval_s + 60:
         what += f"; the configuration asks for a snapshot every {format_duration(plan.interval_s)}"
-        advice = "Read the daemon's log: journalctl -u ciuicd; or run 'ciuic snapshot'."
+        advice = (
+            "Read the daemon's log (under systemd, with 'journalctl -u ciuicd'), or run 'ciuic"
+            " snapshot'."
+        )
         yield Finding(PROBLEM, "snapshots", what, advice)
     else:
         yield Finding(OK, "snapshots", what)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from ciuic.errors import TargetError
+from ciuic.errors import ResourceError, TargetError
 from ciuic.model import Entry
 from ciuic.source.directory import DirectoryHandle, read_xattrs
 
@@ -84,6 +84,8 @@ def ending(error: OSError, path: bytes) -> TargetError:
 
 def remedy(error: OSError) -> str:
     """Return what to do about a target that cannot be written."""
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return ResourceError.default_hint  # no place is at fault
     do = _REMEDIES.get(error.errno or 0, "run as a user who may write there")
     return f"Choose another place with -d, or {do}."
 

@@ -180,8 +180,8 @@ def _explain_missing(store_path: str, error: StoreError) -> None:
         init = f"Mount {point} first: it is in {FSTAB}, and nothing is mounted there."
     else:
         init = (
-            "If the store is on a disk that is not mounted, mount it; otherwise run"
-            f" 'ciuic --store {shlex.quote(store_path)} init' to create a store."
+            "If there was a store, mount its disk or put its directory back; if there never was"
+            f" one, 'ciuic --store {shlex.quote(store_path)} init' creates it."
         )
     if not nofollow.exists(store_path):
         raise StoreError(f"there is no store at {store_path}", hint=init) from error

@@ -57,9 +57,10 @@ def open_place(
         return DirectoryPlace(url.path, clock=clock)
     prefix = url.path.strip("/")
     renewed: Callable[[], Clients | None] | None = None
-    key_source = ""
+    key_source, server = "", options.endpoint
     try:
         if url.scheme == "s3":
+            server = server or _endpoint(environment)
             bucket = _S3(url.netloc, prefix, options, environment)
             clients, renewed, key_source = bucket.clients(), bucket.renewed, bucket.key_source
         elif url.scheme == "gs":
@@ -77,6 +78,7 @@ def open_place(
         clients,
         renewed=renewed,
         key_source=key_source,
+        server=server,
         clock=clock,
         patience_s=options.patience_s,
     )

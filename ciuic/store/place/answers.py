@@ -73,7 +73,7 @@ _CLIENT_ONLY: Final = "the server did not answer as an object store does"
 
 
 def sorted_error(
-    error: Exception, doing: str, url: str, key_source: str = ""
+    error: Exception, doing: str, url: str, key_source: str = "", server: str = ""
 ) -> StoreError | TransientError:
     """Return ciuic's error for an error of the client.
 
@@ -82,6 +82,7 @@ def sorted_error(
         doing: The action, as in "cannot <doing> <url>".
         url: The object's or place's URL, without credentials.
         key_source: What has named the access key: a file or a variable; empty: unknown.
+        server: The server's URL; empty: that of the service.
     """
     text = str(error)
     status = _status(text)
@@ -118,7 +119,7 @@ def sorted_error(
             f"cannot {doing} {url}: {reason}",
             hint="Check the store's address, and whether the server implements S3 in full.",
         )
-    return _unanswered(text, doing, url)
+    return _unanswered(text, doing, url, server)
 
 
 def _hint(status: int, code: str, doing: str, key_source: str) -> str:
@@ -132,7 +133,7 @@ def _hint(status: int, code: str, doing: str, key_source: str) -> str:
     return f"{hint} The access key is that of {key_source}." if is_about_key else hint
 
 
-def _unanswered(text: str, doing: str, url: str) -> StoreError | TransientError:
+def _unanswered(text: str, doing: str, url: str, server: str) -> StoreError | TransientError:
     if _NO_CREDENTIALS.search(text):
         return _no_credentials(doing, url)
     if _NO_TLS.search(text):
@@ -145,10 +146,11 @@ def _unanswered(text: str, doing: str, url: str) -> StoreError | TransientError:
             f"cannot {doing} {url}: this machine does not trust the server's certificate",
             hint="Correct the server's address, or install the certificate of its authority here.",
         )
+    who = f"the server {server}" if server else "the server"
     if _TIME_OUT.search(text):
-        return TransientError("the server did not answer in time")
+        return TransientError(f"{who} did not answer in time")
     if _NO_CONNECTION.search(text):
-        return TransientError("the server cannot be reached")
+        return TransientError(f"{who} cannot be reached")
     if _CUT.search(text):
         return TransientError("the server's answer ended early")
     return TransientError("the connection failed")
@@ -157,7 +159,9 @@ def _unanswered(text: str, doing: str, url: str) -> StoreError | TransientError:
 def _no_credentials(doing: str, url: str) -> AccessDeniedError:
     return AccessDeniedError(
         f"cannot {doing} {url}: there are no credentials",
-        hint="Name a file with credentials, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+        hint="Name a file with credentials: store_credentials in the configuration, or the"
+        " environment variable AWS_SHARED_CREDENTIALS_FILE. Or set AWS_ACCESS_KEY_ID and"
+        " AWS_SECRET_ACCESS_KEY.",
     )
 
 

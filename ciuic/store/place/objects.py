@@ -78,6 +78,7 @@ class ObjectPlace:
         *,
         renewed: Callable[[], Clients | None] | None = None,
         key_source: str = "",
+        server: str = "",
         clock: Clock | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -89,6 +90,7 @@ class ObjectPlace:
             renewed: Called when the server refuses the credentials. Returns clients with others,
                 or None if there are no others.
             key_source: What has named the access key: a file or a variable; empty: unknown.
+            server: The server's URL, for messages; empty: that of the service.
             clock: Measures and makes the pauses between attempts.
             patience_s: No attempt begins later than this after the first one has failed.
         """
@@ -97,6 +99,7 @@ class ObjectPlace:
         self._renewed = renewed
         self._renewal = threading.Lock()
         self._key_source = key_source
+        self._server = server
         self._retries = Retries(clock or SystemClock(), patience_s, self._name)
         self._pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="ranges")
         self._bare_tags = False
@@ -297,7 +300,7 @@ class ObjectPlace:
             ) from None
 
     def _sorted(self, error: Exception, doing: str, key: str) -> Exception:
-        return sorted_error(error, doing, self._url(key), self._key_source)
+        return sorted_error(error, doing, self._url(key), self._key_source, self._server)
 
     def _url(self, key: str) -> str:
         return f"{self._name}/{key}" if key else self._name
