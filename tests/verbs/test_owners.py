@@ -348,6 +348,19 @@ def test_the_status_says_on_which_machine_the_newest_snapshot_is_and_names_that_
     assert said()[1].endswith(", in the future: a clock was wrong, on gpu2")
 
 
+def test_the_status_leaves_out_other_directories_of_another_machine_whose_schedule_has_the_same_name(
+    shared: Shared,
+) -> None:
+    ours = shared.take().id
+    elsewhere = shared.box.directory / "elsewhere"
+    elsewhere.mkdir()
+    shared.take(elsewhere, on=OTHER)
+
+    document = shared.box.ciuic("status", "--json").document
+
+    assert document["newest"]["id"] == ours
+
+
 def test_the_status_tells_two_machines_of_one_name_apart(shared: Shared) -> None:
     shared.take(on=OTHER)
     shared.take(on=TWIN)
