@@ -348,7 +348,7 @@ def test_the_status_says_on_which_machine_the_newest_snapshot_is_and_names_that_
     assert said()[1].endswith(", in the future: a clock was wrong, on gpu2")
 
 
-def test_the_status_leaves_out_other_directories_of_another_machine_whose_schedule_has_the_same_name(
+def test_the_status_leaves_out_a_schedule_of_another_machine_with_the_same_name(
     shared: Shared,
 ) -> None:
     ours = shared.take().id
