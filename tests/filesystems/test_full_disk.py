@@ -193,6 +193,31 @@ def test_a_prune_rewrites_packs_on_a_full_disk(tmp_path: Path, kind: str, left_b
         assert photograph(tmp_path / "o" / "source") == photograph(box.source)
 
 
+def test_a_prune_that_cannot_empty_a_pack_leaves_the_reserve(tmp_path: Path) -> None:
+    with disk("ext4", tmp_path, size_mib=128) as place:
+        (tmp_path / "box").mkdir()
+        box = Box(tmp_path / "box", parity=0.04)
+        box.store = place.path / "store"
+        box.configure()
+        assert box.ciuic("init").code == 0
+        chance = random.Random(1)
+        for name in ("old", "kept"):
+            (box.source / name).write_bytes(chance.randbytes(8 * MIB))
+        assert box.ciuic("snapshot").code == 0
+        (box.source / "old").unlink()
+        assert box.ciuic("snapshot").code == 0
+        assert box.ciuic("forget", "--policy", "last:1").code == 0
+        place.leave_free(128 * 1024)
+        before = (box.store / layout.RESERVE).stat().st_blocks
+
+        pruned = box.ciuic("prune", "--trash", "0")
+
+        assert pruned.code == 1, pruned
+        assert "No space left" in pruned.err
+        assert (box.store / layout.RESERVE).stat().st_blocks >= before // 2
+        assert box.ciuic("tag", "latest", "--add", "x").code == 0
+
+
 def test_the_reserve_is_created_again_when_there_is_space(tmp_path: Path) -> None:
     with filled("ext4", tmp_path) as one:
         reserve = one.box.store / layout.RESERVE

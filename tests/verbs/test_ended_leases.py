@@ -65,6 +65,23 @@ def test_what_cannot_be_deleted_for_long_is_deleted_at_last_and_asked_for_once(o
     assert [kind for kind, _ in place.changes].count("delete") == 1
 
 
+def test_the_lease_stays_if_the_manifest_was_refused_and_may_still_arrive(one, tmp_path):
+    """An attempt that was not answered may have come before the refusal."""
+
+    def refuse(_number, kind, key):
+        if kind == "create" and key.startswith("snapshots/"):
+            raise StoreError("access denied")
+
+    write(tmp_path / "source", ["more"])
+    with pytest.raises(StoreError, match="access denied"):
+        one.take_at(PlaceWithFaults(one.place(), refuse), tmp_path / "source")
+    (lease,) = one.names("leases")
+
+    one.take_at(one.place(), tmp_path / "source")
+
+    assert one.names("leases") == [lease]
+
+
 def test_the_lease_of_a_killed_session_stays_until_it_is_revoked(one, tmp_path):
     """What it has sent may still arrive."""
 

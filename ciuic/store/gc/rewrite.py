@@ -31,7 +31,7 @@ from ciuic.store.gc.usage import (
     read_payload,
 )
 from ciuic.store.index.chunk_index import ChunkIndex
-from ciuic.store.packs.pack_writer import TOGETHER_BYTES, PackFile
+from ciuic.store.packs.pack_writer import PACK_BYTES, TOGETHER_BYTES, PackFile
 from ciuic.store.packs.reader import StoreReader
 from ciuic.store.place.packs import OpenPack, Packs, footer_of
 from ciuic.store.records.kinds import ALONE_BYTES, DATA
@@ -109,7 +109,8 @@ class _Open(Generic[_Pack]):
 class Rewriter(Generic[_Pack]):
     """Moves the needed chunks out of packs, one new pack at a time, and removes the emptied packs.
 
-    When a new pack is full it is published, and the packs that are empty by then are removed.
+    When a new pack is full, and packs of at least its length are empty, it is published, and they
+    are removed.
 
     Args:
         packs: The store's packs, which the caller may rewrite.
@@ -309,7 +310,12 @@ class Rewriter(Generic[_Pack]):
             opened.pack.add(frame, payload)
         self._left_bytes -= frame.total_bytes
         opened.sources.update(sources)
-        if opened.pack.size_bytes >= self._output.portion_bytes:
+        size_bytes = opened.pack.size_bytes
+        if size_bytes < self._output.portion_bytes:
+            return
+        # A published pack that frees less than it takes would fill a disk, and also the space of
+        # the reserve. An unfinished one gives it back.
+        if size_bytes >= PACK_BYTES or sum(self._ready(is_data).values()) >= size_bytes:
             self._seal(is_data)
 
     def _join_small(self) -> None:
@@ -324,14 +330,18 @@ class Rewriter(Generic[_Pack]):
         del self._open[False]
         data.sources |= nodes.sources
 
+    def _ready(self, is_data: bool) -> dict[PackId, int]:
+        """Return the packs that are empty, without what is in the new pack of the other kind."""
+        others = [opened.sources for key, opened in self._open.items() if key != is_data]
+        needed = set[PackId]().union(*others, *[group.sources for group in self._groups.values()])
+        return {pack: size for pack, size in self._emptied.items() if pack not in needed}
+
     def _seal(self, is_data: bool) -> None:
         """Complete and publish a new pack, and remove the packs that are empty now."""
         sealed = self._open[is_data].pack
         with store_faults("write to", self._temporary):
             pack_id = sealed.complete()
-        others = [opened.sources for key, opened in self._open.items() if key != is_data]
-        needed = set[PackId]().union(*others, *[group.sources for group in self._groups.values()])
-        ready = {pack: size for pack, size in self._emptied.items() if pack not in needed}
+        ready = self._ready(is_data)
         self._output.publish(sealed, pack_id, list(ready))
         del self._open[is_data]
         for pack in ready:

@@ -106,7 +106,7 @@ class Output(Protocol[NewPack]):
     """Takes the packs that a rewrite makes.
 
     Attributes:
-        portion_bytes: Length at which a new pack is full.
+        portion_bytes: Length at which a new pack is full, if it frees as much.
     """
 
     portion_bytes: int
@@ -170,7 +170,7 @@ class PackOutput:
     """Writes new packs, and removes the packs that they emptied. A context manager.
 
     It never needs more free space than two new packs, one of data and one of nodes. With little
-    free space the packs are shorter.
+    free space the packs are as short as what is left of one old pack.
 
     Args:
         store_path: The store's directory. The caller holds the write locks alone.

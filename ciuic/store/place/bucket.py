@@ -185,10 +185,9 @@ class StoreInBucket:
             # The request may still arrive, and the lease announces that.
             self._leases.keep()
             raise CommitUncertainError(error.message) from error
-        except StoreError:
-            raise
         except BaseException:
-            self._leases.keep()  # interrupted: the same
+            # Interrupted, or refused: an attempt before the refusal may not have been answered.
+            self._leases.keep()
             raise
         return True
 
