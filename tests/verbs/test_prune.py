@@ -31,7 +31,7 @@ from ciuic.maintain.prune.plan import plan_prune
 from ciuic.maintain.prune.report import PruneReport
 from ciuic.store.format import frame
 from ciuic.store.format.pack import MAGIC, PackedFrame, encode_footer
-from ciuic.store.gc import remove, rewrite_output, usage
+from ciuic.store.gc import remove, rewrite, rewrite_output, usage
 from ciuic.store.gc.mark import Marks
 from ciuic.store.gc.remove import unlink_pack
 from ciuic.store.index.chunk_index import ChunkIndex
@@ -703,6 +703,7 @@ def test_restores_that_run_beside_a_prune_finish(worn, monkeypatch):
     """Real restores, one after the other, while packs are removed."""
     monkeypatch.setattr(rewrite_output, "_PORTION_BYTES_MIN", 60 * KIB)
     monkeypatch.setattr(rewrite_output, "PACK_BYTES", 60 * KIB)
+    monkeypatch.setattr(rewrite, "PACK_BYTES", 60 * KIB)
     rng = random.Random(11)
     for number in range(12):
         (worn.source / "late").write_bytes(rng.randbytes(300 * KIB))
@@ -964,6 +965,7 @@ def test_small_portions_give_the_same_store(worn, monkeypatch):
     forget(worn, first, second)
     monkeypatch.setattr(rewrite_output, "_PORTION_BYTES_MIN", 20 * KIB)
     monkeypatch.setattr(rewrite_output, "PACK_BYTES", 20 * KIB)
+    monkeypatch.setattr(rewrite, "PACK_BYTES", 20 * KIB)
     foreseen = prune(worn, dry_run=True)
     report = prune(worn)
     assert figures(report) == figures(foreseen)
@@ -1058,6 +1060,7 @@ def test_the_chunk_index_is_right_without_being_rebuilt(worn, monkeypatch, share
     forget(worn, first, second)
     monkeypatch.setattr(rewrite_output, "_PORTION_BYTES_MIN", 200 * KIB)
     monkeypatch.setattr(rewrite_output, "PACK_BYTES", 200 * KIB)
+    monkeypatch.setattr(rewrite, "PACK_BYTES", 200 * KIB)
     if share:
         other = worn.directory / "other"
         shutil.copytree(worn.store, other)
