@@ -40,6 +40,7 @@ __all__ = [
     "complete_ones",
     "covers",
     "holds_one",
+    "holds_part",
     "newest_first",
     "path_text",
     "preferred",
@@ -364,6 +365,11 @@ def covers(roots: Iterable[bytes], wanted: Iterable[bytes]) -> bool:
     """
     taken = [root.rstrip(b"/") + b"/" for root in roots]
     return all(any((path + b"/").startswith(root) for root in taken) for path in wanted)
+
+
+def holds_part(roots: Collection[bytes], path: bytes) -> bool:
+    """Return whether a snapshot of ``roots`` contains a path, or something below it."""
+    return covers(roots, [path]) or any(covers([path], [root]) for root in roots)
 
 
 def preferred(

@@ -12,12 +12,20 @@ from typing import Final, NamedTuple
 from ciuic.catalog.find import LATEST, LATEST_VALID, holding_roots
 from ciuic.errors import SnapshotNotFoundError, UsageError
 from ciuic.ids import matching_ids
-from ciuic.model import SnapshotSummary, complete_ones, newest_first
+from ciuic.model import SnapshotSummary, complete_ones, holds_part, newest_first
 from ciuic.system.clock import from_local_text, local_time_text
 from ciuic.system.machine import Machine, names_of, this_machine
 from ciuic.units import counted, listed
 
-__all__ = ["Chosen", "Elsewhere", "elsewhere", "machines_called", "of_host", "of_this_machine"]
+__all__ = [
+    "Chosen",
+    "elsewhere",
+    "is_elsewhere",
+    "machines_called",
+    "newest_here",
+    "of_host",
+    "of_this_machine",
+]
 
 _NAMED_MAX: Final = 5
 _NAME_MAX: Final = 80
@@ -34,18 +42,6 @@ class Chosen(NamedTuple):
 
     snapshots: list[SnapshotSummary]
     remark: str = ""
-
-
-class Elsewhere(NamedTuple):
-    """A snapshot of another machine that ``latest``, a time or a tag means.
-
-    Attributes:
-        own: The newest snapshot of this machine that could have been meant; None: it has none.
-        remark: A sentence that says whose snapshot it is.
-    """
-
-    own: SnapshotSummary | None
-    remark: str
 
 
 def of_this_machine(snapshots: Iterable[SnapshotSummary], *, what: str = "") -> Chosen:
@@ -113,8 +109,34 @@ def of_host(snapshots: Iterable[SnapshotSummary], host: str) -> list[SnapshotSum
 
 def machines_called(snapshots: Iterable[SnapshotSummary], host: str) -> list[str]:
     """Return the long names of the machines that ``--host`` means: several may have one name."""
-    machines = {one.owner.machine for one in snapshots if one.owner.machine.is_called(host)}
+    machines = _different(one for one in snapshots if one.owner.machine.is_called(host))
     return sorted({one.long_name[:_NAME_MAX] for one in machines})
+
+
+def is_elsewhere(text: str, found: SnapshotSummary) -> bool:
+    """Return whether ``latest``, a time or a tag, but no ID, means a snapshot of another machine.
+
+    Args:
+        text: What the user typed.
+        found: The snapshot that it means.
+    """
+    is_here = found.owner.machine.is_same(this_machine())
+    return not is_here and not matching_ids(text, [found.id])
+
+
+def newest_here(
+    snapshots: Iterable[SnapshotSummary], paths: Sequence[bytes]
+) -> SnapshotSummary | None:
+    """Return the newest snapshot of this machine's files that holds paths, or a part of them."""
+    here = this_machine()
+    own = [
+        one
+        for one in snapshots
+        if one.owner.machine.is_same(here)
+        and not one.owner.is_library
+        and any(holds_part(one.roots, path) for path in paths)
+    ]
+    return next(iter(newest_first(holding_roots(own, paths))), None)
 
 
 def elsewhere(
@@ -122,8 +144,8 @@ def elsewhere(
     found: SnapshotSummary,
     snapshots: Sequence[SnapshotSummary],
     holding: Sequence[bytes] = (),
-) -> Elsewhere | None:
-    """Return what to say about the snapshot that a user's text means; None: nothing.
+) -> str:
+    """Return what to say about the snapshot that a user's text means; empty: nothing.
 
     There is nothing to say about an ID, about a snapshot of this machine, and about the snapshots
     of the only machine that has any: then this machine replaces that one.
@@ -134,9 +156,9 @@ def elsewhere(
         snapshots: Those among which it was found, newest first.
         holding: The paths that the snapshot was to hold.
     """
+    if not is_elsewhere(text, found):
+        return ""
     here = this_machine()
-    if found.owner.machine.is_same(here) or matching_ids(text, [found.id]):
-        return None
     known = holding_roots(complete_ones(snapshots), holding)
     meant, which = known, ""
     if from_local_text(text) is not None:
@@ -148,18 +170,20 @@ def elsewhere(
     files = [one for one in meant if not one.owner.is_library]
     own = next((one for one in files if one.owner.machine.is_same(here)), None)
     if own is not None:
-        return Elsewhere(own, f"{said}; the newest snapshot of this machine{which} is {own.id}")
+        return f"{said}; the newest snapshot of this machine{which} is {own.id}"
     if len(_different(known)) < 2:
-        return None
+        return ""
     others = [one for one in _different(meant) if not one.is_same(found.owner.machine)]
     older = f"; those of {_listed(names, others)} are older" if others else ""
-    return Elsewhere(None, f"{said}, because this machine has none{which}{older}")
+    return f"{said}, because this machine has none{which}{older}"
 
 
 def _different(snapshots: Iterable[SnapshotSummary]) -> list[Machine]:
     """Return the machines that took snapshots, each once."""
     found: list[Machine] = []
-    for machine in dict.fromkeys(one.owner.machine for one in snapshots):
+    machines = dict.fromkeys(one.owner.machine for one in snapshots)
+    # Those without an ID come last: one of them can be the same as each of several with one.
+    for machine in sorted(machines, key=lambda one: not one.id):
         if not any(machine.is_same(other) for other in found):
             found.append(machine)
     return found

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from ciuic.catalog import list_snapshots
-from ciuic.catalog.whose import elsewhere
+from ciuic.catalog.whose import is_elsewhere, newest_here
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.cmd_restore import print_restored, restore_exit_code
 from ciuic.cli.interrupt import interruptible
@@ -81,8 +81,8 @@ def command(
     damaged chunks from the configured copies.
 
     If several machines share the store, and 'latest', a time or a tag means a snapshot of another
-    machine although this one has a snapshot of PATHs, ciuic refuses: name the snapshot by its ID,
-    or the machine with --host. The exit codes are those of 'ciuic restore'.
+    machine although this one has any snapshot of PATHs, ciuic refuses: name the snapshot by its
+    ID, or the machine with --host. The exit codes are those of 'ciuic restore'.
     """
     if not dry_run:
         refuse_in_hook(os.environ)
@@ -117,16 +117,18 @@ def command(
 def _refuse_other_machine(
     store: Store, text: str, found: SnapshotSummary, paths: Sequence[bytes]
 ) -> None:
-    """Refuse what rolls nothing back: this machine has snapshots, and the newest is another's.
+    """Refuse what rolls nothing back: this machine has a snapshot, and another's is meant.
 
     Raises:
         UsageError: That is so. A user may still name the snapshot, or its machine.
     """
-    other = elsewhere(text, found, list_snapshots(store), paths)
-    if other is not None and other.own is not None:
+    if not is_elsewhere(text, found):
+        return
+    own = newest_here(list_snapshots(store), paths)
+    if own is not None:
         raise UsageError(
             f"'{text}' is a snapshot of another machine, and a checkout replaces what is here",
-            hint=f"Name a snapshot by its ID, as {other.own.id}, or a machine with --host.",
+            hint=f"Name a snapshot by its ID, as {own.id}, or a machine with --host.",
         )
 
 

@@ -2,10 +2,11 @@
 
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
-from ciuic.catalog import LATEST
+from ciuic.catalog import LATEST, list_snapshots
 from ciuic.catalog.whose import of_this_machine
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.error_output import advise
@@ -26,7 +27,7 @@ from ciuic.cli.session import Session
 from ciuic.drill.drill import DrillRequest, drill, record_drill
 from ciuic.drill.report import DrillReport
 from ciuic.errors import DAMAGE, DONE, FAILED, TROUBLE, UsageError
-from ciuic.model import SnapshotSummary, path_text
+from ciuic.model import SnapshotSummary, complete_ones, path_text, preferred
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.units import (
@@ -138,11 +139,14 @@ def _chosen(
 ) -> SnapshotSummary:
     """Return the snapshot to practice on; without an ID or a host, one that is chosen by itself."""
     text = LATEST if snapshot_id is None else snapshot_id
-    listed = of_configuration(session, store, text, host)
+    listed: Sequence[SnapshotSummary] | None
     if snapshot_id is None and host is None:
-        listed, remark = of_this_machine(listed or ())
+        own, remark = of_this_machine(complete_ones(list_snapshots(store)))
+        listed = preferred(own, session.scopes)
         if remark:
             click.echo(f"ciuic: {printable(remark)}", err=True)
+    else:
+        listed = of_configuration(session, store, text, host)
     return find_snapshot(session, store, text, listed=listed, host=host)
 
 

@@ -15,12 +15,12 @@ from ciuic.cli.read_copies import opened_with_copies
 from ciuic.cli.render import brief, print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
-from ciuic.errors import DONE, FAILED, TROUBLE, SnapshotNotFoundError, UsageError
+from ciuic.errors import DONE, FAILED, TROUBLE, USAGE, SnapshotNotFoundError, UsageError
 from ciuic.guard.recovery.find import Window
 from ciuic.guard.recovery.recover import Search, recover
 from ciuic.guard.recovery.report import BrokenFile, RecoveryReport
-from ciuic.guard.recovery.versions import sources_of
-from ciuic.model import ExcludeRules, path_text
+from ciuic.guard.recovery.versions import Source, sources_of
+from ciuic.model import ExcludeRules, PathWarning, path_text
 from ciuic.system.clock import SystemClock, local_time_text, unix_seconds
 from ciuic.system.machine import this_machine
 from ciuic.units import counted, format_duration, format_files, inflected
@@ -86,9 +86,11 @@ def command(
     only moved aside. All other files stay as they are.
 
     Versions come from the snapshots of this machine. If it has none of a directory, they come from
-    those of another machine, which ciuic names; if several others have some, choose with --host.
+    those of another machine, which ciuic names; if several others have some, ciuic leaves that
+    directory alone: choose with --host.
 
-    Exits with 1 if a file could not be put back, and with 3 if one has no valid version.
+    Exits with 1 if a file could not be put back, with 2 if a directory was left alone, and with 3
+    if a file has no valid version.
     """
     clock = SystemClock()
     roots = tuple(absolute(path) for path in paths)
@@ -104,24 +106,26 @@ def command(
                 hint="'ciuic restore -p PATH' restores what is gone.",
             )
     with interruptible() as cancelled, opened_with_copies(session) as store:
-        sources = sources_of(store, roots, host)
-        if since_ns is None and not any(source.snapshots for source in sources):
-            raise SnapshotNotFoundError(
-                "no snapshot has a version of any file",
-                hint="With --since TIME, broken files are moved aside.",
-            )
+        found = sources_of(store, roots, host)
+        sources = [source for source in found if source.refusal is None]
+        refusals = {one.root: one.refusal for one in found if one.refusal is not None}
         for remark in dict.fromkeys(source.remark for source in sources if source.remark):
             print_pair("ciuic:", printable(remark), len("ciuic: "), err=True)
-        newest_ns = max((source.saved_ns for source in sources), default=0)
-        searches = []
-        for source in sources:
-            saved_ns = source.saved_ns or newest_ns
-            early_ns = (0 if paths else saved_ns) if since_ns is None else since_ns
-            window = Window(early_ns, until_ns, saved_ns, are_named=bool(paths))
-            searches.append(Search(source.root, window, source.snapshots))
+        if since_ns is None and not any(source.snapshots for source in sources):
+            sources = []
+        if not sources:
+            raise next(
+                iter(refusals.values()),
+                SnapshotNotFoundError(
+                    "no snapshot has a version of any file",
+                    hint="With --since TIME, broken files are moved aside.",
+                ),
+            )
+        searches = _searches(sources, since_ns, until_ns, are_named=bool(paths))
         report = recover(
             store,
             searches,
+            skipped=[PathWarning(root, why.message) for root, why in refusals.items()],
             exclude=exclude,
             clock=clock,
             is_dry_run=dry_run,
@@ -132,7 +136,21 @@ def command(
     _print_done(report, _period_text(windows, is_default=since_ns is None), err=as_json)
     if as_json:
         print_json(report.as_json())
-    sys.exit(FAILED if report.failed else TROUBLE if report.lost else DONE)
+    sys.exit(USAGE if refusals else FAILED if report.failed else TROUBLE if report.lost else DONE)
+
+
+def _searches(
+    sources: Sequence[Source], since_ns: int | None, until_ns: int | None, *, are_named: bool
+) -> list[Search]:
+    newest_ns = max(source.saved_ns for source in sources)
+    searches = []
+    for source in sources:
+        # Without any snapshot, there is nothing that an earlier beginning could bring back.
+        saved_ns = source.saved_ns if source.snapshots else newest_ns
+        early_ns = (0 if are_named else saved_ns) if since_ns is None else since_ns
+        window = Window(early_ns, until_ns, saved_ns, are_named=are_named)
+        searches.append(Search(source.root, window, source.snapshots))
+    return searches
 
 
 def _print_planned(found: BrokenFile, *, err: bool) -> None:

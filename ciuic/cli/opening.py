@@ -257,6 +257,5 @@ def note_machine(
     from ciuic.catalog.whose import elsewhere
 
     known = catalog.list_snapshots(store) if listed is None else listed
-    other = elsewhere(text, found, known, holding)
-    if other is not None:
-        click.echo(f"ciuic: {printable(other.remark)}", err=True)
+    if remark := elsewhere(text, found, known, holding):
+        click.echo(f"ciuic: {printable(remark)}", err=True)

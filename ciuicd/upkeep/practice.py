@@ -108,8 +108,8 @@ def practice(
     scratch = environ.get("CACHE_DIRECTORY") or environ.get("TMPDIR") or _SCRATCH
     request = DrillRequest(scratch=os.path.abspath(scratch), seed=clock.now_ns())
     with open_configured(settings) as store:
-        known = preferred(complete_ones(list_snapshots(store)), settings.scopes)
-        own, remark = of_this_machine(known)
+        chosen, remark = of_this_machine(complete_ones(list_snapshots(store)))
+        own = preferred(chosen, settings.scopes)
         if not own:
             return None
         if remark:

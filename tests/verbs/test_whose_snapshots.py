@@ -10,6 +10,7 @@ from ciuic.config.load import load_settings
 from ciuic.maintain.label import change_tags
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock, local_time_text
+from ciuic.system.machine import Machine
 from ciuicd.upkeep.practice import is_drill_due, practice
 from tests.kit.box import Box
 from tests.kit.daemon import wait_until
@@ -97,6 +98,155 @@ def test_each_directory_is_looked_at_since_its_own_newest_snapshot(shared: Share
     assert "since the newest snapshot of their directory" in done.err
 
 
+def test_an_emergency_snapshot_counts_by_its_time_like_any_other(shared: Shared) -> None:
+    """The one of a job that failed here is old when the job comes back from another machine."""
+    take(shared, OURS, tags=("emergency",))
+    theirs = take(shared, THEIRS, on=OTHER)
+    cut(weights(shared))
+
+    done = shared.box.ciuic("recover", weights(shared), "--json")
+
+    assert [found["from"] for found in done.document["broken"]] == [theirs], done.err
+    assert weights(shared).read_bytes() == THEIRS
+    newer = take(shared, OTHERS, tags=("emergency",))
+    cut(weights(shared))
+    done = shared.box.ciuic("recover", weights(shared), "--json")
+    assert [found["from"] for found in done.document["broken"]] == [newer], done.err
+
+
+def test_a_machine_whose_snapshots_are_all_suspect_gets_no_version_of_another(
+    shared: Shared,
+) -> None:
+    take(shared, OURS, tags=("suspect",))
+    theirs = take(shared, THEIRS, on=OTHER)
+    cut(weights(shared))
+
+    refused = shared.box.ciuic("recover")
+
+    assert refused.code == 1
+    said = " ".join(refused.err.split())
+    which = f"all snapshots of {shared.box.source} that were taken on this machine have the tag"
+    assert which in said
+    assert "has no snapshot" not in said
+    assert weights(shared).stat().st_size == 5_000
+    done = shared.box.ciuic("recover", weights(shared), "--dry-run", "--since", "@0", "--json")
+    assert done.code == 3
+    done = shared.box.ciuic("recover", weights(shared), "--host", "gpu2", "--json")
+    assert [found["from"] for found in done.document["broken"]] == [theirs], done.err
+
+
+def test_a_later_snapshot_of_a_part_does_not_hide_a_broken_file_in_the_rest(
+    shared: Shared,
+) -> None:
+    part = shared.box.source / "sub"
+    part.mkdir()
+    ours = take(shared, OURS)
+    cut(weights(shared))
+    shared.pass_hours(200)
+    shared.take(part)
+
+    done = shared.box.ciuic("recover", "--dry-run", "--json")
+
+    assert [found["from"] for found in done.document["broken"]] == [ours], done.err
+
+
+def test_a_snapshot_of_a_part_adds_versions_and_rules_out_no_machine_that_has_all(
+    shared: Shared,
+) -> None:
+    inside = shared.box.source / "sub" / "m.safetensors"
+    inside.parent.mkdir()
+    inside.write_bytes(OURS)
+    theirs = take(shared, THEIRS, on=OTHER)
+    ours = shared.take(inside.parent).id
+    cut(weights(shared))
+    cut(inside)
+
+    done = shared.box.ciuic("recover", "--since", "@0", "--json")
+
+    assert done.code == 0, done.err
+    found = {broken["path"]: broken["from"] for broken in done.document["broken"]}
+    assert found == {str(weights(shared)): theirs, str(inside): ours}
+    assert f"this machine has no snapshot of {shared.box.source}: " in " ".join(done.err.split())
+
+
+def test_a_directory_with_snapshots_of_a_part_alone_is_looked_at_from_the_beginning(
+    shared: Shared,
+) -> None:
+    whole, other = shared.box.directory / "whole", shared.box.directory / "other"
+    inside = whole / "sub" / "m.safetensors"
+    inside.parent.mkdir(parents=True)
+    other.mkdir()
+    shared.box.configure(other, whole)
+    inside.write_bytes(OURS)
+    ours = shared.take(inside.parent).id
+    cut(inside)
+    shared.pass_hours(200)
+    shared.take(other)
+
+    done = shared.box.ciuic("recover", "--dry-run", "--json")
+
+    assert [found["from"] for found in done.document["broken"]] == [ours], done.err
+
+
+def test_a_directory_that_needs_a_choice_does_not_hold_up_the_others(shared: Shared) -> None:
+    other = shared.box.directory / "other"
+    other.mkdir()
+    lost = other / "m.safetensors"
+    lost.write_bytes(OURS)
+    shared.box.configure(other, shared.box.source)
+    ours = take(shared, OURS)
+    shared.take(other, on=OTHER)
+    shared.take(other, on=THIRD)
+    cut(weights(shared))
+    cut(lost)
+
+    done = shared.box.ciuic("recover", "--since", "@0", "--json")
+
+    assert done.code == 2
+    assert [found["from"] for found in done.document["broken"]] == [ours], done.err
+    (skipped,) = done.document["left_alone"]
+    assert skipped["path"] == str(other)
+    assert "2 other machines have some: choose gpu2, gpu3 with --host" in skipped["what"]
+    assert f"{other} is left alone: this machine has no snapshot of" in " ".join(done.err.split())
+    assert weights(shared).read_bytes() == OURS
+    assert lost.stat().st_size == 5_000
+    assert restarted(shared, OURS).code == 0
+
+
+def test_a_directory_that_needs_a_choice_is_left_alone_inside_another_one(shared: Shared) -> None:
+    inside = shared.box.source / "sub" / "m.safetensors"
+    inside.parent.mkdir()
+    inside.write_bytes(THEIRS)
+    shared.box.configure(inside.parent, shared.box.source)
+    take(shared, THEIRS, on=OTHER)
+    shared.take(inside.parent, on=THIRD)
+    cut(weights(shared))
+    cut(inside)
+
+    done = shared.box.ciuic("recover", "--since", "@0", "--json")
+
+    assert done.code == 2
+    assert [one["path"] for one in done.document["broken"]] == [str(weights(shared))], done.err
+    assert inside.stat().st_size == 5_000
+
+
+def test_a_machine_of_two_records_is_one_machine(shared: Shared) -> None:
+    """Its first snapshots are from before it had a machine ID."""
+    take(shared, OURS, on=Machine(OTHER.name, ""))
+    theirs = take(shared, THEIRS, on=OTHER)
+    cut(weights(shared))
+
+    done = shared.box.ciuic("recover", weights(shared), "--host", "gpu2", "--json")
+
+    assert done.code == 0, done.err
+    assert [found["from"] for found in done.document["broken"]] == [theirs]
+    take(shared, OTHERS, on=TWIN)
+    refused = shared.box.ciuic("recover", weights(shared), "--host", "gpu2")
+    assert "2 machines are called gpu2: gpu2:0123, gpu2:ffff" in refused.err
+    refused = shared.box.ciuic("recover", weights(shared))
+    assert "2 other machines have some" in refused.err
+
+
 def test_a_broken_file_inside_two_directories_is_put_back_once(shared: Shared) -> None:
     shared.box.configure(shared.box.directory, shared.box.source)
     ours = take(shared, OURS)
@@ -107,6 +257,15 @@ def test_a_broken_file_inside_two_directories_is_put_back_once(shared: Shared) -
     assert done.code == 0, done.err
     assert [found["from"] for found in done.document["broken"]] == [ours]
     assert weights(shared).read_bytes() == OURS
+
+
+def test_a_file_inside_two_directories_is_counted_once(shared: Shared) -> None:
+    take(shared, OURS)
+    cut(weights(shared))
+    with weights(shared).open("r+b"):
+        done = shared.box.ciuic("recover", "--json", shared.box.source, weights(shared))
+    assert done.document["checked"] == 1
+    assert [one["path"] for one in done.document["left_alone"]] == [str(weights(shared))]
 
 
 def restarted(shared: Shared, whole: bytes, *options: str) -> Outcome:
@@ -220,6 +379,27 @@ def test_a_drill_practices_on_a_snapshot_of_this_machine(shared: Shared, tmp_pat
     assert "a snapshot of gpu2" not in " ".join(checks(shared))
     assert shared.box.ciuic(*drill, "-s", "latest").document["snapshot"] == newer
     assert shared.box.ciuic(*drill, "--host", "gpu2").document["snapshot"] == newer
+
+
+def test_a_drill_practices_on_another_directory_rather_than_on_another_machine(
+    shared: Shared, tmp_path: Path
+) -> None:
+    other = shared.box.directory / "other"
+    other.mkdir()
+    ours = shared.take(other).id
+    take(shared, THEIRS, on=OTHER)
+
+    done = shared.box.ciuic("drill", "--scratch", tmp_path, "--json")
+
+    assert done.document["snapshot"] == ours, done.err
+    report = practice(
+        load_settings(str(shared.box.config)),
+        clock=SystemClock(),
+        environ={"CACHE_DIRECTORY": str(tmp_path)},
+        cancelled=lambda: False,
+    )
+    assert report is not None
+    assert report.snapshot_id == ours
 
 
 def checks(shared: Shared) -> list[str]:
@@ -345,6 +525,20 @@ def test_a_checkout_does_not_replace_what_is_here_by_the_newest_of_another_machi
     assert (here.code, weights(shared).read_bytes()) == (0, OURS), here.err
     named = shared.box.ciuic("checkout", theirs, weights(shared))
     assert (named.code, weights(shared).read_bytes()) == (0, THEIRS), named.err
+
+
+def test_a_checkout_refuses_a_tag_or_a_time_that_only_another_machine_has(shared: Shared) -> None:
+    theirs = take(shared, THEIRS, on=OTHER)
+    tag(shared, theirs, "best")
+    moment = local_time_text(shared.listed()[theirs].taken_ns + 10**9)
+    assert shared.box.ciuic("checkout", "best", weights(shared), "--dry-run").code == 0
+    take(shared, OURS)
+    newest = take(shared, OURS)
+    for text in ("best", moment):
+        refused = shared.box.ciuic("checkout", text, weights(shared))
+        assert refused.code == 2, refused.err
+        assert f"Name a snapshot by its ID, as {newest}, or a machine" in refused.err
+        assert weights(shared).read_bytes() == OURS
 
 
 def test_a_machine_without_snapshots_checks_out_the_newest_and_says_whose_it_is(

@@ -60,6 +60,7 @@ class Finder:
         window: Which files.
         exclusions: Paths to pass over: snapshots exclude them, so they have no versions.
         store_path: The store, which is passed over.
+        seen: Paths to pass over. The files that were checked are added.
         cancelled: Called for every file.
 
     Attributes:
@@ -72,6 +73,7 @@ class Finder:
         window: Window,
         exclusions: Exclusions,
         store_path: str,
+        seen: set[bytes],
         cancelled: Callable[[], bool],
     ) -> None:
         self.checked = 0
@@ -79,12 +81,15 @@ class Finder:
         self._window = window
         self._exclusions = exclusions
         self._store = os.fsencode(os.path.realpath(store_path))
+        self._seen = seen
         self._cancelled = cancelled
         self._pseudo = PseudoMounts()
 
     def find(self, roots: Sequence[bytes]) -> Iterator[BrokenFile]:
         """Yield the broken files at and below paths. What cannot be read is passed over."""
         for root in roots:
+            if root in self._seen:
+                continue
             with contextlib.suppress(OSError):
                 status = os.stat(root)
                 if stat.S_ISREG(status.st_mode):
@@ -100,6 +105,8 @@ class Finder:
                 for entry in sorted(entries, key=lambda one: one.name):
                     if self._cancelled():
                         raise CancelledError("the search was interrupted")
+                    if entry.path in self._seen:
+                        continue
                     if self._exclusions.match_path(directory, entry.name):
                         continue
                     with contextlib.suppress(OSError):
@@ -123,6 +130,7 @@ class Finder:
             fd = file.fileno()
             status = os.fstat(fd)
             self.checked += 1
+            self._seen.add(path)
             what = self._fault(fd, status, name, is_named=is_named)
             if not what:
                 return

@@ -8,7 +8,7 @@ from ciuic.guard.recovery.find import Finder, Window
 from ciuic.guard.recovery.replace import BrokenVersionError, replace
 from ciuic.guard.recovery.report import BrokenFile, RecoveryReport
 from ciuic.guard.recovery.versions import choose_versions
-from ciuic.model import ExcludeRules, SnapshotSummary
+from ciuic.model import ExcludeRules, PathWarning, SnapshotSummary
 from ciuic.source.exclusions import Exclusions
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
@@ -34,6 +34,7 @@ def recover(
     store: Store,
     searches: Sequence[Search],
     *,
+    skipped: Sequence[PathWarning] = (),
     exclude: ExcludeRules,
     clock: Clock,
     is_dry_run: bool = False,
@@ -45,6 +46,7 @@ def recover(
     Args:
         store: The open store.
         searches: Where to look, and where versions come from.
+        skipped: Paths to leave alone, and why. The report names them.
         exclude: What snapshots leave out.
         clock: For the duration.
         is_dry_run: Find the files and their versions, and change nothing.
@@ -58,12 +60,12 @@ def recover(
     began_s = clock.monotonic_s()
     report = RecoveryReport(is_dry_run=is_dry_run)
     work: list[tuple[BrokenFile, Sequence[SnapshotSummary]]] = []
-    seen: set[bytes] = set()
+    report.left_alone += skipped
+    seen = {warning.path for warning in skipped}
     # The directories of one schedule may be inside those of another: the innermost one counts.
     for search in sorted(searches, key=lambda one: len(one.root), reverse=True):
-        finder = Finder(search.window, Exclusions(exclude), store.path, cancelled)
-        broken = [found for found in finder.find([search.root]) if found.path not in seen]
-        seen.update([found.path for found in broken])
+        finder = Finder(search.window, Exclusions(exclude), store.path, seen, cancelled)
+        broken = list(finder.find([search.root]))
         choose_versions(store, search.snapshots, broken, cancelled)
         work += [(found, search.snapshots) for found in broken]
         report.checked += finder.checked

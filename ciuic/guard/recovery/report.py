@@ -74,7 +74,7 @@ class RecoveryReport:
         is_dry_run: Nothing was changed.
         checked: How many files were checked.
         broken: The broken files.
-        left_alone: Broken files that another program writes, and why they stay.
+        left_alone: Broken files that another program writes, and skipped paths, and why they stay.
         total_s: How long it took.
     """
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ciuic.catalog import list_snapshots
 from ciuic.catalog.whose import of_host, of_this_machine
-from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError
+from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError, UsageError
 from ciuic.formats.soundness import fault
 from ciuic.guard.recovery.report import BrokenFile, Version
 from ciuic.model import (
@@ -15,6 +15,7 @@ from ciuic.model import (
     Entry,
     SnapshotSummary,
     covers,
+    holds_part,
     path_text,
 )
 from ciuic.store.store import Store
@@ -30,16 +31,19 @@ class Source(NamedTuple):
 
     Attributes:
         root: The path.
-        snapshots: Those of this machine, newest first, or else those of another one. Emergency
-            snapshots of this machine come first in any case: they may hold what it has written.
-        saved_ns: When the newest of them that no failure caused was taken; 0: there is none.
+        snapshots: Those of this machine, newest first. If another machine was chosen, those of
+            both: an emergency snapshot of this machine may hold what it has written since.
+        saved_ns: When the newest of the chosen machine was taken that holds all of the path, and
+            that no failure caused; 0: there is none.
         remark: What to tell the user about the choice; see ``of_this_machine``.
+        refusal: Why the path must be left alone: a user must choose a machine.
     """
 
     root: bytes
-    snapshots: Sequence[SnapshotSummary]
-    saved_ns: int
-    remark: str
+    snapshots: Sequence[SnapshotSummary] = ()
+    saved_ns: int = 0
+    remark: str = ""
+    refusal: UsageError | None = None
 
 
 def sources_of(store: Store, roots: Sequence[bytes], host: str | None) -> list[Source]:
@@ -51,38 +55,48 @@ def sources_of(store: Store, roots: Sequence[bytes], host: str | None) -> list[S
         host: The machine that a user has chosen; None: see ``of_this_machine``.
 
     Raises:
-        UsageError: A user must choose a machine.
+        UsageError: Several machines have the name ``host``.
         SnapshotNotFoundError: The chosen one has no snapshot.
     """
-    usable = [
-        one
-        for one in list_snapshots(store)
-        if SUSPECT_TAG not in one.tags and not one.owner.is_library
-    ]
+    known = [one for one in list_snapshots(store) if not one.owner.is_library]
     if host is not None:
-        usable = of_host(usable, host)
-    usable.sort(key=lambda one: one.taken_ns, reverse=True)
-    found = [_source(usable, root) for root in roots]
-    return found if host is None else [one._replace(remark="") for one in found]
+        known = of_host(known, host)
+    known.sort(key=lambda one: one.taken_ns, reverse=True)
+    return [_source(known, root, is_chosen=host is not None) for root in roots]
 
 
-def _source(usable: Sequence[SnapshotSummary], root: bytes) -> Source:
-    about = [one for one in usable if _are_about(one.roots, root)]
+def _source(known: Sequence[SnapshotSummary], root: bytes, *, is_chosen: bool) -> Source:
+    about = [one for one in known if holds_part(one.roots, root)]
+    # A part of the path says nothing about the rest, and alone rules out no machine that has all.
+    whole = [one for one in about if covers(one.roots, [root])] or about
     # A job that has moved to this machine, and failed, leaves an emergency snapshot of this machine
     # and broken files. That snapshot alone does not rule out those of the machine before.
-    regular = [one for one in about if EMERGENCY_TAG not in one.tags]
-    chosen, remark = of_this_machine(regular or about, what=f" of {path_text(root)}")
-    here = this_machine()
-    own = [one for one in about if one.owner.machine.is_same(here)]
-    theirs = {one.owner.machine for one in chosen if not one.owner.machine.is_same(here)}
-    others = [one for one in about if one.owner.machine in theirs]
-    saved_ns = max((one.taken_ns for one in chosen if EMERGENCY_TAG not in one.tags), default=0)
-    return Source(root, [*own, *others], saved_ns, remark)
-
-
-def _are_about(roots: Sequence[bytes], path: bytes) -> bool:
-    """Return whether a snapshot of ``roots`` holds a path, or something below it."""
-    return covers(roots, [path]) or any(covers([path], [root]) for root in roots)
+    regular = [one for one in whole if EMERGENCY_TAG not in one.tags]
+    try:
+        chosen, remark = of_this_machine(regular or whole, what=f" of {path_text(root)}")
+    except UsageError as error:
+        return Source(root, refusal=error)
+    machines = {this_machine(), *(one.owner.machine for one in chosen)}
+    # Not before: without its suspect snapshots, a machine would seem to have none.
+    usable = [
+        one
+        for one in about
+        if SUSPECT_TAG not in one.tags
+        and any(one.owner.machine.is_same(machine) for machine in machines)
+    ]
+    saved = [
+        one.taken_ns
+        for one in chosen
+        if not {EMERGENCY_TAG, SUSPECT_TAG} & {*one.tags} and covers(one.roots, [root])
+    ]
+    if is_chosen:
+        remark = ""
+    if chosen and not usable:
+        took = chosen[0].owner.machine
+        where = "this machine" if took.is_same(this_machine()) else took.name
+        which = f"all snapshots of {path_text(root)} that were taken on {where}"
+        remark = f"{which} have the tag '{SUSPECT_TAG}', and none is used"
+    return Source(root, usable, max(saved, default=0), remark)
 
 
 def choose_versions(
