@@ -220,11 +220,14 @@ def do_work(work: Callable[[Child], object], shared: mmap.mmap, answers: WriteEn
 
 
 def let_go_of_descriptors(kept: set[int]) -> None:
-    """Replace every descriptor of the parent with /dev/null.
+    """Replace every descriptor of the parent with /dev/null, but those that are kept.
 
     They stay taken: an object of the parent that closes its descriptor later would otherwise close
-    a file of the work that has the same number.
+    a file of the work that has the same number. No program that this process starts gets one: a
+    hook may give up its rights, and the parent trusts what it reads from the pipe.
     """
+    for fd in kept:
+        os.set_inheritable(fd, False)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)

@@ -69,6 +69,11 @@ def test_it_is_another_process_with_this_environment_and_none_of_these_descripto
         os.waitpid(found["pid"], 0)
 
 
+def test_a_hook_has_none_of_its_descriptors(descriptors: None) -> None:
+    """A hook may give up its rights, and the daemon trusts what it reads from the pipe."""
+    assert run(works.runs_a_hook) == ["0", "1", "2"]
+
+
 def test_what_the_work_tells_comes_back(descriptors: None) -> None:
     told: list[Any] = []
     assert run(works.tells, told.append) == "x" * 300_000
