@@ -33,7 +33,7 @@ from ciuic.errors import ChildDiedError, CiuicError, ResourceError, StoreError
 from ciuic.system.clock import Clock
 from ciuicd.jobs.forking import fork
 from ciuicd.jobs.pipe import ReadEnd, WriteEnd
-from ciuicd.jobs.starting import Started, start
+from ciuicd.jobs.starting import SHORTAGE_HINT, Started, start
 from ciuicd.jobs.steps import Steps
 from ciuicd.jobs.watching import (
     BEAT,
@@ -125,7 +125,7 @@ def in_child(
 
     Raises:
         ChildDiedError: The child was killed. What it had done by then stays.
-        ResourceError: There can be no further process.
+        ResourceError: There can be no further process, or it meets a limit while it starts.
         StoreError: A child cannot be started any more: this program is gone from the disk.
         Exception: What the work raised.
     """
@@ -140,8 +140,7 @@ def in_child(
         except OSError as error:
             raise ResourceError(
                 f"no process can be started for the work: {error.strerror}",
-                hint="Free memory, or raise the limit (ulimit -u and -n, or TasksMax= and"
-                " LimitNOFILE= in the unit).",
+                hint=SHORTAGE_HINT,
             ) from error
     watched = Watched(
         begun.pid,

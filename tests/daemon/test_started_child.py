@@ -131,6 +131,27 @@ def test_a_program_that_is_gone_is_one_sentence_with_what_python_says(
     assert capfd.readouterr().err == "", "the sentence is in the log, and no traceback"
 
 
+@pytest.mark.parametrize(
+    "raises",
+    [
+        "MemoryError",
+        "OSError(9, os.strerror(9))",
+        "OSError(24, os.strerror(24))",
+        "ImportError('libx.so: cannot open shared object file: Error 24')",
+        "ImportError('libx.so: failed to map segment from shared object')",
+    ],
+)
+def test_a_limit_that_a_new_process_meets_is_a_shortage(
+    descriptors: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, raises: str
+) -> None:
+    (tmp_path / "ciuicd").mkdir()
+    (tmp_path / "ciuicd" / "__init__.py").write_text(f"import os\nraise {raises}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ResourceError, match="did not start: ") as raised:
+        run(works.tells)
+    assert "LimitNOFILE=" in raised.value.hint
+
+
 def test_a_program_that_was_replaced_meanwhile_does_no_work(
     descriptors: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
