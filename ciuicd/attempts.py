@@ -17,6 +17,8 @@ from ciuic.errors import (
     ChildDiedError,
     CiuicError,
     CommitUncertainError,
+    OfflineError,
+    ResourceError,
     UsageError,
 )
 from ciuic.model import DAEMON, EMERGENCY_TAG
@@ -232,8 +234,12 @@ class Attempts:
         """Take the snapshot of a schedule, unless a user has just taken one."""
         with self._attempt(job, state, scheduled=True):
             self._hold.take(self._daemon.settings)
-            # A user may have taken a snapshot since the last look.
-            state.newest_ns = newest_taken_ns(state.settings, self._clock, by_daemon=True)
+            # A user may have taken a snapshot since the last look. The wait for a server that is
+            # away is for the child process: here, those under way and a stop would wait too.
+            with contextlib.suppress(OfflineError):
+                state.newest_ns = newest_taken_ns(
+                    state.settings, self._clock, by_daemon=True, patient=False
+                )
             if state.is_due:
                 report = yield from self._taker.take(
                     state.settings,
@@ -339,7 +345,7 @@ class Attempts:
             return
         if isinstance(error, BusyError) and scheduled:
             state.try_again_soon()
-        elif isinstance(error, ChildDiedError) and scheduled:
+        elif isinstance(error, (ChildDiedError, ResourceError)) and scheduled:
             # Memory may be free again. If not, the next slot is soon enough.
             state.try_again_once()
         if job.is_finished:

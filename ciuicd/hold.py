@@ -6,7 +6,7 @@ import os
 from ciuic.config.settings import Settings
 from ciuic.errors import BusyError, CiuicError, StoreError
 from ciuic.source.mounts import FSTAB, unmounted_point
-from ciuic.store.addressed import local_directory
+from ciuic.store.addressed import local_directory, short_limits
 from ciuic.store.directory.find import read_header
 from ciuic.store.directory.locks import Lock
 from ciuic.store.directory.ownership import refuse_foreign
@@ -65,8 +65,9 @@ class StoreHold:
             StoreError: The store is missing, or a different store is at its path.
         """
         if is_url(settings.snapshot_dir):
-            place = settings.snapshot_dir, os.environ, settings.place_options
-            path, store_id = local_directory(*place)
+            # The main thread asks, which must not wait long for a server that is away.
+            options = short_limits(settings.place_options)
+            path, store_id = local_directory(settings.snapshot_dir, os.environ, options)
             if store_id != self.store_id:
                 raise StoreError(
                     f"a different store is now at {settings.snapshot_dir}",

@@ -279,7 +279,10 @@ class Service:
     def _introduce(self) -> None:
         with contextlib.suppress(CiuicError):
             for state in self._turns:
-                state.newest_ns = newest_taken_ns(state.settings, self._clock, by_daemon=True)
+                # A unit that starts has less time than a patient look may take.
+                state.newest_ns = newest_taken_ns(
+                    state.settings, self._clock, by_daemon=True, patient=False
+                )
         store_path = self.settings.snapshot_dir
         _log.info("ciuicd %s serves %s: %s", ciuic.__version__, store_path, self._turns.plan)
         if self.is_paused:

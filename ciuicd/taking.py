@@ -307,7 +307,9 @@ class _HookTime:
             self._notifier.extend(self._hook_timeout_s + HOOK_ENDS_S)
 
 
-def newest_taken_ns(settings: Settings, clock: Clock, *, by_daemon: bool = False) -> int | None:
+def newest_taken_ns(
+    settings: Settings, clock: Clock, *, by_daemon: bool = False, patient: bool = True
+) -> int | None:
     """Return when the newest snapshot that serves the settings' schedule began.
 
     A snapshot without a schedule, which a user took, counts if it covers the directories and leaves
@@ -319,11 +321,12 @@ def newest_taken_ns(settings: Settings, clock: Clock, *, by_daemon: bool = False
         clock: Tells the time.
         by_daemon: The caller is the daemon. So snapshots by another machine with the same name and
             machine ID are known, and don't count.
+        patient: See ``open_configured``.
 
     Raises:
         CiuicError: The store cannot be read.
     """
-    with open_configured(settings) as store:
+    with open_configured(settings, patient=patient) as store:
         now_ns, wanted = clock.now_ns(), encoded_roots(settings)
         own = Owner(this_machine(), is_library=False)
         snapshots = list_snapshots(store)

@@ -33,7 +33,7 @@ from ciuic.errors import ChildDiedError, CiuicError, ResourceError, StoreError
 from ciuic.system.clock import Clock
 from ciuicd.jobs.forking import fork
 from ciuicd.jobs.pipe import ReadEnd, WriteEnd
-from ciuicd.jobs.starting import Started, start
+from ciuicd.jobs.starting import SHORTAGE_HINT, Started, start
 from ciuicd.jobs.steps import Steps
 from ciuicd.jobs.watching import (
     BEAT,
@@ -125,7 +125,7 @@ def in_child(
 
     Raises:
         ChildDiedError: The child was killed. What it had done by then stays.
-        ResourceError: There can be no further process.
+        ResourceError: There can be no further process, or it meets a limit while it starts.
         StoreError: A child cannot be started any more: this program is gone from the disk.
         Exception: What the work raised.
     """
@@ -140,8 +140,7 @@ def in_child(
         except OSError as error:
             raise ResourceError(
                 f"no process can be started for the work: {error.strerror}",
-                hint="Free memory, or raise the limit (ulimit -u and -n, or TasksMax= and"
-                " LimitNOFILE= in the unit).",
+                hint=SHORTAGE_HINT,
             ) from error
     watched = Watched(
         begun.pid,
@@ -220,11 +219,14 @@ def do_work(work: Callable[[Child], object], shared: mmap.mmap, answers: WriteEn
 
 
 def let_go_of_descriptors(kept: set[int]) -> None:
-    """Replace every descriptor of the parent with /dev/null.
+    """Replace every descriptor of the parent with /dev/null, but those that are kept.
 
     They stay taken: an object of the parent that closes its descriptor later would otherwise close
-    a file of the work that has the same number.
+    a file of the work that has the same number. No program that this process starts gets one: a
+    hook may give up its rights, and the parent trusts what it reads from the pipe.
     """
+    for fd in kept:
+        os.set_inheritable(fd, False)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)

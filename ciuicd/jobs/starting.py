@@ -15,18 +15,30 @@ import logging
 import mmap
 import os
 import pickle
+import re
 import sys
 from typing import Final, NamedTuple
 
-from ciuic.errors import StoreError
+from ciuic.errors import ResourceError, StoreError
 from ciuicd.program import AT_START, last_line
 
-__all__ = ["Started", "start"]
+__all__ = ["SHORTAGE_HINT", "Started", "start"]
 
 _STDERR: Final = 2
 _SHORTAGES: Final = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC}
 _SAID_BYTES: Final = 64 * 1024
 _HINT: Final = "Install ciuic again, and restart the daemon ('systemctl restart ciuicd')."
+SHORTAGE_HINT: Final = (
+    "Free memory, or raise the limit (ulimit -u and -n, or TasksMax= and LimitNOFILE= in the unit)."
+)
+_SHORTAGE: Final = re.compile(
+    # The third is of a descriptor that was inherited, and is above the limit. The loader of
+    # libraries gives numbers alone, or words.
+    r"MemoryError|Too many open files|Bad file descriptor|annot allocate|failed to map segment"
+    r"|\b(Errno|Error) (9|12|23|24)\b"
+)
+"""What a process says last that has met a limit: the messages are those of Python and the loader.
+"""
 _PROGRAM: Final = """\
 import sys
 sys.path[:] = {path!a}
@@ -50,14 +62,14 @@ class Started(NamedTuple):
     shared: mmap.mmap
     said_fd: int
 
-    def why_not_begun(self) -> StoreError:
+    def why_not_begun(self) -> ResourceError | StoreError:
         """Return the error of a process that has ended before its work began."""
         size = os.fstat(self.said_fd).st_size
         said = last_line(os.pread(self.said_fd, _SAID_BYTES, max(size - _SAID_BYTES, 0)))
-        return StoreError(
-            f"the daemon's process for the work did not start{f': {said}' if said else ''}",
-            hint=_HINT,
-        )
+        what = f"the daemon's process for the work did not start{f': {said}' if said else ''}"
+        if _SHORTAGE.search(said):
+            return ResourceError(what, hint=SHORTAGE_HINT)
+        return StoreError(what, hint=_HINT)
 
     def close(self) -> None:
         """Close what both have: an error that somebody keeps would keep it."""

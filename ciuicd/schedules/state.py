@@ -99,7 +99,8 @@ class ScheduleState:
 
     def _facts(self) -> Facts:
         now_ns = self._clock.now_ns()
-        with open_configured(self.settings) as store:
+        # The main thread asks: others that are under way must not wait for a server that is away.
+        with open_configured(self.settings, patient=False) as store:
             here = Owner(this_machine(), is_library=False)
             past = [
                 snapshot

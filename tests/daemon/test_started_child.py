@@ -69,6 +69,11 @@ def test_it_is_another_process_with_this_environment_and_none_of_these_descripto
         os.waitpid(found["pid"], 0)
 
 
+def test_a_hook_has_none_of_its_descriptors(descriptors: None) -> None:
+    """A hook may give up its rights, and the daemon trusts what it reads from the pipe."""
+    assert run(works.runs_a_hook) == ["0", "1", "2"]
+
+
 def test_what_the_work_tells_comes_back(descriptors: None) -> None:
     told: list[Any] = []
     assert run(works.tells, told.append) == "x" * 300_000
@@ -124,6 +129,27 @@ def test_a_program_that_is_gone_is_one_sentence_with_what_python_says(
     )
     assert "Install ciuic again" in raised.value.hint
     assert capfd.readouterr().err == "", "the sentence is in the log, and no traceback"
+
+
+@pytest.mark.parametrize(
+    "raises",
+    [
+        "MemoryError",
+        "OSError(9, os.strerror(9))",
+        "OSError(24, os.strerror(24))",
+        "ImportError('libx.so: cannot open shared object file: Error 24')",
+        "ImportError('libx.so: failed to map segment from shared object')",
+    ],
+)
+def test_a_limit_that_a_new_process_meets_is_a_shortage(
+    descriptors: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, raises: str
+) -> None:
+    (tmp_path / "ciuicd").mkdir()
+    (tmp_path / "ciuicd" / "__init__.py").write_text(f"import os\nraise {raises}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ResourceError, match="did not start: ") as raised:
+        run(works.tells)
+    assert "LimitNOFILE=" in raised.value.hint
 
 
 def test_a_program_that_was_replaced_meanwhile_does_no_work(

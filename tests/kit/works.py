@@ -9,9 +9,21 @@ import threading
 from pathlib import Path
 
 from ciuic.errors import BusyError
+from ciuic.snapshot.hook_process import run_hook
+from ciuic.system.clock import SystemClock
 from ciuicd.jobs.child import Child
 
-__all__ = ["ThreadedWork", "Work", "ends", "fails", "has_a_bug", "says", "tells", "waits"]
+__all__ = [
+    "ThreadedWork",
+    "Work",
+    "ends",
+    "fails",
+    "has_a_bug",
+    "runs_a_hook",
+    "says",
+    "tells",
+    "waits",
+]
 
 
 class Work:
@@ -77,6 +89,23 @@ def has_a_bug(_child: Child) -> None:
 def ends(_child: Child) -> None:
     """End the process without an answer."""
     os._exit(3)
+
+
+def runs_a_hook(_child: Child) -> list[str]:
+    """Return the descriptors that a hook has."""
+    said: list[str] = []
+    # More than one command: a shell may become the last one, which has its listing open.
+    command = "ls /proc/$$/fd; true"
+    environ = dict(os.environb)
+    failure = run_hook(
+        command,
+        environ,
+        timeout_s=60,
+        clock=SystemClock(),
+        cancelled=lambda: False,
+        say=said.append,
+    )
+    return said if failure is None else [failure]
 
 
 def waits(child: Child) -> None:

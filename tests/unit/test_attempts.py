@@ -1,5 +1,7 @@
 """What the daemon does between its snapshots."""
 
+import contextlib
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,10 +9,18 @@ from types import SimpleNamespace
 import pytest
 
 from ciuic.config.load import load_settings
+from ciuic.errors import CiuicError, ResourceError
 from ciuic.model import COMMAND, ExcludeRules
+from ciuic.store import addressed
+from ciuic.store.directory.create import create_store
+from ciuic.system.clock import SystemClock
 from ciuicd.attempts import Attempt, Attempts
 from ciuicd.jobs.job import Job
+from ciuicd.schedules.state import ScheduleState
 from tests.kit.clock import ManualClock
+
+_SLOT_BEGINS_NS = 1_800_000_000 * 1_000_000_000
+"""A full hour: no test reaches the next one by chance."""
 
 
 class Site:
@@ -19,16 +29,20 @@ class Site:
     Attributes:
         forgets: How often snapshots were forgotten.
         is_stopping: See ``Daemon``.
+        failure: How each further snapshot fails.
     """
 
     def __init__(self, config: Path) -> None:
         config.write_text(f"snapshot_dir = {config.parent}/store\n")
-        self.clock = ManualClock()
+        self.clock = ManualClock(_SLOT_BEGINS_NS)
         self.settings = load_settings(str(config))
         self.is_stopping = False
         self.is_replaced = False
-        self.metrics = SimpleNamespace(note_snapshot=lambda _report: None)
+        self.metrics = SimpleNamespace(
+            note_snapshot=lambda _report: None, note_failure=lambda _error, **_more: None
+        )
         self.forgets = 0
+        self.failure: CiuicError | None = None
         follow_ups = SimpleNamespace(consider=lambda *_report, interval_s: None)
         first = SimpleNamespace(
             settings=self.settings, roots=(b"/home",), interval_s=3600.0, follow_ups=follow_ups
@@ -37,7 +51,7 @@ class Site:
             self,
             self.clock,
             SimpleNamespace(first=first),
-            taker=SimpleNamespace(take=self._take),
+            taker=SimpleNamespace(take=self._take, remember=lambda _error: None),
             hold=SimpleNamespace(take=lambda _settings: None),
             upkeep=SimpleNamespace(after_snapshot=self._forget),
         )
@@ -54,6 +68,8 @@ class Site:
 
     def _take(self, _settings: object, job: Job, **_more: object) -> Iterator[None]:
         while job not in self._ended:
+            if self.failure is not None:
+                raise self.failure
             yield
         return SimpleNamespace()
 
@@ -113,3 +129,41 @@ def test_snapshots_that_overlap_without_a_gap_let_upkeep_have_its_turn_after_an_
     assert site.attempts.must_end
     site.end(beside)
     assert site.forgets == 2
+
+
+def test_a_server_that_does_not_answer_is_left_to_the_process_of_the_snapshot(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the main thread would wait for it, and with it those under way and a stop."""
+    monkeypatch.setattr(addressed, "_QUICK_S", 0.2)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        config = tmp_path / "bucket.conf"
+        port = silent.getsockname()[1]
+        config.write_text(
+            "snapshot_dir = s3://bucket\nsnapshot_paths = /home\n"
+            f"store_endpoint = http://127.0.0.1:{port}\nstore_allow_http = yes\n"
+        )
+        state = ScheduleState(load_settings(str(config)).schedules[0], site.clock, lambda: None)
+        planned = site.attempts.scheduled(state)
+        begin_s = SystemClock().monotonic_s()
+        site.attempts.begin(planned)
+        took_s = SystemClock().monotonic_s() - begin_s
+    assert planned in site.attempts.under_way, "its process asks the server again, and waits"
+    assert took_s < 30
+
+
+def test_a_slot_whose_process_met_a_limit_is_repeated_once(site: Site, tmp_path: Path) -> None:
+    settings = site.settings.schedules[0]
+    create_store(settings.snapshot_dir, site.clock)
+    state = ScheduleState(settings, site.clock, lambda: None)
+    site.failure = ResourceError("too many open files")
+    due = []
+    for _ in range(4):
+        due.append(state.is_due)
+        if state.is_due:
+            site.attempts.begin(site.attempts.scheduled(state))
+        site.clock.advance(61)
+    assert due == [True, True, False, False]

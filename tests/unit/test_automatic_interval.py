@@ -141,7 +141,7 @@ def test_a_store_in_a_bucket_gets_an_interval_too_and_has_no_disk_that_fills_up(
     opened = []
 
     @contextlib.contextmanager
-    def open_configured(configured):
+    def open_configured(configured, **_more):
         opened.append(configured.snapshot_dir)
         yield SimpleNamespace(bucket=object(), path=os.fspath(tmp_path))
 

@@ -1,16 +1,21 @@
 """Requests that take long leave threads to the others."""
 
+import asyncio
 import contextlib
 import http.client
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.responses import Response
 
+from ciuic.web.history.turns import Turns, go_on
 from ciuic.web.statics import Statics
 from tests.kit.box import Box
 from tests.kit.program import environment
@@ -156,6 +161,48 @@ def test_a_comparison_ends_when_its_client_is_gone(box: Box, path: str) -> None:
         while said == "begun":  # with the next run
             said = server.said()
     assert said == "ended early"
+
+
+def test_a_request_that_is_cancelled_keeps_its_turn_until_its_thread_has_ended() -> None:
+    said: list[str] = []
+    may_end = threading.Event()
+
+    def work(name: str) -> Response:
+        said.append(f"{name} begins")
+        if name != "last":
+            assert may_end.wait(60)
+        try:
+            go_on()
+        finally:
+            said.append(f"{name} ends")
+        return Response()
+
+    async def is_disconnected() -> bool:
+        return False
+
+    async def serve() -> list[Response | BaseException]:
+        answer = Turns().taking(lambda request: work(request.name))
+
+        def ask(name: str) -> asyncio.Task[Response]:
+            request = SimpleNamespace(name=name, is_disconnected=is_disconnected)
+            return asyncio.ensure_future(answer(request))
+
+        first = [ask("a"), ask("b")]
+        while len(said) < 2:
+            await asyncio.sleep(0.01)
+        for one in first:
+            one.cancel()
+        last = ask("last")
+        await asyncio.wait({last}, timeout=1)
+        may_end.set()
+        return await asyncio.gather(*first, last, return_exceptions=True)
+
+    *first, last = asyncio.run(serve())
+    assert said.index("last begins") > min(said.index("a ends"), said.index("b ends")), (
+        "three worked"
+    )
+    assert all(isinstance(one, asyncio.CancelledError) for one in first)
+    assert isinstance(last, Response)
 
 
 def test_other_files_beside_those_of_the_page_are_left_alone(tmp_path: Path) -> None:

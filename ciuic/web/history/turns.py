@@ -33,7 +33,7 @@ class Turns:
     """Lets two requests work at once; the others wait without a thread, first come, first served.
 
     A request whose client is gone when its turn comes does not begin, and one that has begun ends
-    at its next call of ``go_on``.
+    at its next call of ``go_on``. Its turn ends with its work, even if the server gives it up.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,12 @@ class Turns:
 
         @functools.wraps(handler)
         async def answer(request: Request) -> Response:
-            async with self._free:
+            gone = threading.Event()
+            working: asyncio.Future[Response] | None = None
+            await self._free.acquire()
+            try:
                 if await request.is_disconnected():
                     return Response(status_code=_GIVEN_UP)
-                gone = threading.Event()
                 token = _gone.set(gone)  # the thread of the handler gets a copy of the context
                 try:
                     working = asyncio.ensure_future(run_in_threadpool(handler, request))
@@ -59,8 +61,21 @@ class Turns:
                     if await request.is_disconnected():
                         gone.set()
                 return await working
+            finally:
+                gone.set()
+                if working is None:
+                    self._free.release()
+                else:
+                    # Not now: if this task was cancelled, the thread still works.
+                    working.add_done_callback(self._end)
 
         return answer
+
+    def _end(self, working: asyncio.Future[Response]) -> None:
+        """Give a turn to the next request, and have nobody told of an error that nobody awaits."""
+        self._free.release()
+        if not working.cancelled():
+            working.exception()
 
 
 def go_on() -> None:
