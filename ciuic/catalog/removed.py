@@ -1,9 +1,9 @@
 """Snapshots that were removed for good while a command read them: that is not damage."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from ciuic.errors import CorruptionError, SnapshotNotFoundError
+from ciuic.errors import CorruptionError, SnapshotNotFoundError, StoreError
 from ciuic.ids import SnapshotId
 from ciuic.store.store import Store
 
@@ -18,11 +18,17 @@ def was_removed(store: Store, snapshot_id: SnapshotId) -> bool:
 def refuse_removed(store: Store, *snapshot_ids: SnapshotId) -> None:
     """Refuse snapshots that were removed while they were read.
 
+    If the store cannot say so, because its server is offline, they count as there: the damage that
+    made the caller ask is reported.
+
     Raises:
         SnapshotNotFoundError: One of them was. What it alone needed is gone.
     """
     for snapshot_id in snapshot_ids:
-        if was_removed(store, snapshot_id):
+        is_removed = False
+        with suppress(StoreError):
+            is_removed = was_removed(store, snapshot_id)
+        if is_removed:
             raise SnapshotNotFoundError(
                 f"{snapshot_id} was forgotten, and a prune removed it while it was read"
             )

@@ -68,6 +68,8 @@ def survey_marks(store: Store) -> MarkSurvey:
         for key, error in zip(keys, pool.map(check, keys), strict=True):
             if isinstance(error, UnreachableError):
                 found.unreachable[key] = error.message
+            elif error is not None and not store.manifests.is_there(key[0]):
+                continue  # a prune has removed the snapshot and its marks meanwhile
             elif isinstance(error, CorruptionError):
                 found.damaged.append(BadMark(*key, error.message, store.marks.has_copy(*key)))
             elif error is not None:
@@ -88,6 +90,8 @@ def repair_mark(store: Store, bad: BadMark) -> None:
     if bad.has_copy and store.bucket is None:
         store.marks.put_back(bad.id, bad.number)
         return
+    if store.bucket is not None and not store.manifests.is_there(bad.id):
+        return  # a prune has removed it meanwhile: a retired ID gets no mark
     summary = labelled(store, store.manifest(bad.id).summary)
     if summary.purged:
         return  # a purged snapshot never changes again, and its marks go with it

@@ -6,10 +6,14 @@ The bucket is a directory here, behind the same interface.
 import pytest
 
 from ciuic.catalog import list_snapshots
+from ciuic.catalog.lost import known_damaged
+from ciuic.errors import CorruptionError
+from ciuic.maintain.bad_marks import BadMark, repair_mark
 from ciuic.maintain.label import change_tags, set_note, set_pinned
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
+from ciuic.store.records.sealed import seal
 from ciuic.store.snapshots.marks import Marks
 from tests.kit.buckets import FolderMachine, write
 from tests.kit.damage import flip_byte
@@ -112,6 +116,55 @@ def test_a_machine_that_has_fetched_the_mark_puts_its_whole_state_back(one, tmp_
     assert bad.has_copy
     found = state(machine(tmp_path, "third"))
     assert (found.tags, found.note, found.pinned) == (("a b",), "best so far", False)
+
+
+def test_a_repair_gives_no_mark_to_a_snapshot_that_another_machine_has_pruned(one, tmp_path):
+    (first,) = one.ids()
+    one.take_at(one.place(), tmp_path / "source")
+    with one.opened(write=True) as store:
+        store.manifest(first)
+        other = machine(tmp_path, "other")
+        other.forget(first)
+        other.prune()
+        assert one.names("marks") == []
+
+        repair_mark(store, BadMark(first, 4, "its object is gone", has_copy=True))
+
+    assert one.names("marks") == []
+
+
+def test_a_mark_that_a_repair_could_not_repair_stays_known_as_damaged(one, tmp_path, monkeypatch):
+    name = f"marks/{newest_mark(tmp_path).name}"
+    flip_byte(tmp_path / "bucket" / name, 40)
+    scrub(subject(one), clock=one.clock)
+
+    def fails(*_):
+        raise CorruptionError("its manifest is damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ciuic.maintain.repair.bucket.repair_mark", fails)
+        repair(one)
+    assert known(one) == {name}
+
+    repair(one)
+    assert known(one) == set()
+
+
+def test_a_mark_of_a_later_version_stays_known_after_a_repair(one, tmp_path):
+    path = newest_mark(tmp_path)
+    path.write_bytes(seal({"format": 2, "state": "unknown", "checksum": ""}))
+    scrub(subject(one), clock=one.clock)
+    assert known(one) == {f"marks/{path.name}"}
+
+    plan = repair(one)
+
+    assert list(plan.unread) == [f"marks/{path.name}"]
+    assert known(one) == {f"marks/{path.name}"}
+
+
+def known(one):
+    with one.opened() as store:
+        return set(known_damaged(store))
 
 
 def subject(one):

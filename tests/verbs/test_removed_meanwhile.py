@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.catalog.removed import naming_removal, refuse_removed
+from ciuic.errors import CorruptionError, OfflineError
 from ciuic.maintain.repair import plan
 from ciuic.store.health.inspect import inspect_pack
+from ciuic.store.place.bucket import StoreInBucket
 from ciuic.store.store import open_store
 from tests.kit.box import Box
+from tests.kit.buckets import FolderMachine, write
 from tests.kit.program import environment
 
 _PRUNING = """
@@ -137,3 +141,20 @@ def test_list_of_a_path_leaves_out_a_snapshot_that_goes_meanwhile(box: Box) -> N
     assert done.returncode == 0, done
     assert new in done.stdout
     assert not done.stderr
+
+
+def test_damage_is_named_although_the_server_cannot_say_whether_it_was_a_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*_: object) -> bool:
+        raise OfflineError("no answer")
+
+    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    machine.init()
+    write(tmp_path / "source", ["file"])
+    name = machine.take_at(machine.place(), tmp_path / "source").id
+    monkeypatch.setattr(StoreInBucket, "has_manifest", offline)
+    with machine.opened() as store:
+        refuse_removed(store, name)
+        with pytest.raises(CorruptionError, match="the pack is gone"), naming_removal(store, name):
+            raise CorruptionError("the pack is gone")

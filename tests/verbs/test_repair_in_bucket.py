@@ -8,9 +8,13 @@ import os
 
 import pytest
 
+from ciuic.catalog.lost import known_damaged
 from ciuic.maintain.prune.bucket.prune import finish_condemned
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
+from ciuic.maintain.repair.manifests import put_back_manifests
 from ciuic.maintain.repair.sources import read_origin
+from ciuic.maintain.scrub.bucket import Bucket
+from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.packs.writer import StoreWriter
 from tests.kit.buckets import FolderMachine, KilledError, PlaceWithFaults, write
 
@@ -208,3 +212,20 @@ def test_a_damaged_manifest_is_named_with_what_to_do(one, tmp_path):
     assert bad.what.startswith(f"snapshots/{manifest.name}: ")
     assert not bad.has_remedy
     assert plan.is_hopeless
+
+
+def test_a_manifest_stays_known_as_damaged_until_it_is_put_back(one, tmp_path):
+    (manifest,) = (tmp_path / "bucket/snapshots").iterdir()
+    damage(manifest, 60)
+    subject = Bucket(lambda **access: one.opened(write=access.get("write", False)))
+    scrub(subject, clock=one.clock)
+
+    plan, _ = repair(one)
+
+    (bad,) = plan.manifests
+    assert bad.has_copy
+    with one.opened_at(one.place()) as store:
+        assert set(known_damaged(store)) == {f"snapshots/{manifest.name}"}
+        put_back_manifests(store, plan)
+        assert not known_damaged(store)
+    assert scrub(subject, clock=one.clock).ok

@@ -467,6 +467,18 @@ def test_a_scrub_beside_a_writer_reads_and_says_that_it_could_not_write(two: Box
     assert known(two).unchecked == len(packs(two.store))
 
 
+def test_a_damaged_manifest_is_remembered_when_the_writer_beside_the_scrub_has_ended(
+    two: Box,
+) -> None:
+    flip_byte(next((two.store / "snapshots").iterdir()), 40)
+    with contextlib.ExitStack() as writer:
+        writer.enter_context(open_store(str(two.store), write=True))
+        report = scrubbed(two, progress=lambda *_: writer.close())
+    assert report.manifests
+    assert not report.not_remembered
+    assert len(known(two).documents) == len(report.manifests)
+
+
 def test_a_snapshot_is_taken_while_a_pack_is_being_read(two: Box) -> None:
     taken: list[str] = []
 

@@ -11,6 +11,7 @@ from ciuic.maintain.scrub.budget import Budget
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.addressed import open_at_address
 from ciuic.store.place.bucket import StoreInBucket
+from ciuic.store.snapshots.marks import Marks
 from tests.kit.buckets import FolderMachine, write
 
 pytestmark = pytest.mark.root
@@ -167,3 +168,29 @@ def test_a_bucket_that_is_not_reached_any_more_keeps_what_was_found(one, monkeyp
     monkeypatch.undo()
 
     assert scrubbed(one, budget=Budget(size_bytes=1)).health.unchecked < len(one.names("packs"))
+
+
+def test_the_mark_of_a_snapshot_that_another_machine_prunes_meanwhile_is_no_damage(
+    one, tmp_path, monkeypatch
+):
+    (first,) = one.ids()
+    kept = one.take_at(one.place(), tmp_path / "source").id
+    one.forget(first)
+    scrubbed(one)
+    other = FolderMachine(tmp_path / "bucket", tmp_path / "other")
+    other.clock.advance(3600)
+    check, waiting = Marks.check, [other.prune]
+
+    def prune_first(marks, *key):
+        while waiting:
+            waiting.pop()()
+        check(marks, *key)
+
+    monkeypatch.setattr(Marks, "check", prune_first)
+
+    during = scrubbed(one)
+
+    assert not waiting
+    assert one.names("snapshots") == [f"{kept}.json"]
+    assert during.manifests == []
+    assert not during.health.documents

@@ -127,9 +127,15 @@ def apply_in_bucket(
         CancelledError: ``cancelled`` turned true.
     """
     bucket = bucket_of(store)
+    # The damage that is left: a session of its own puts manifests back.
+    left = {f"{layout.SNAPSHOTS}/{layout.manifest_name(bad.id)}" for bad in plan.manifests}
     for mark in plan.marks.damaged:
-        with contextlib.suppress(SnapshotNotFoundError, CorruptionError):
+        try:
             repair_mark(store, mark)
+        except SnapshotNotFoundError:
+            pass  # it was removed meanwhile
+        except CorruptionError:
+            left.add(f"{layout.MARKS}/{layout.mark_name(mark.id, mark.number)}")
     for name in plan.retired:
         _set_retired_aside(store, name)
     replaced = [bad.pack_id for bad in plan.packs if not bad.stays]
@@ -145,7 +151,7 @@ def apply_in_bucket(
     if plan.lost:
         # As a scrub does: this machine's snapshots store them again, and its lists show the damage.
         store.index.drop_chunks(sorted(plan.lost))
-    forget_repaired(store, plan)
+    forget_repaired(store, plan, left)
     if replaced:
         _condemn(store, replaced)
     bucket.end_writing()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ciuic.errors import StoreError
 from ciuic.ids import SnapshotId
 from ciuic.maintain.objects import bucket_of
+from ciuic.maintain.repair.known_damage import forget_manifests
 from ciuic.maintain.repair.lost_chunks import LostChunkSearch
 from ciuic.maintain.repair.report import RepairPlan
 from ciuic.store.directory.folder import Folder
@@ -71,6 +72,7 @@ def put_back_manifests(
         if data is not None and snapshot_id not in retired:
             bucket.put_back(snapshot_id, data)
             back.add(snapshot_id)
+    forget_manifests(store, back | (retired & set(ids)))
     unreadable = {chunk_id for pack in plan.packs for chunk_id in pack.lost}
     remaining = LostChunkSearch(store, unreadable, cancelled).run(None)
     known = {one.id for one in plan.remaining}

@@ -125,6 +125,7 @@ class _Scrub:
         self._report = ScrubReport()
         self._checks: dict[PackId, CheckRecord] = {}
         self._waiting: list[tuple[PackCheck, int]] = []
+        self._documents: tuple[dict[str, str], int] | None = None
         self._lost: dict[ChunkId, PackId] = {}
         self._elsewhere: dict[PackId, dict[ChunkId, PackId]] = {}
         self._on_record = KnownDamage()
@@ -135,7 +136,8 @@ class _Scrub:
         report = self._report
         start = self._look_around(manifests=manifests)
         if manifests:
-            self._remember_documents()
+            self._compare_documents()
+            self._remember(wait_s=0.0)
         for pack_id, error in start.unreachable.items():
             self._note_unreachable(pack_id, error)
         self._note_gone(start.recorded - start.packs.keys() - start.unreachable.keys())
@@ -313,7 +315,7 @@ class _Scrub:
 
     def _remember(self, *, wait_s: float) -> None:
         """Write results to the chunk index. If that fails, they wait for the next call."""
-        if not self._waiting:
+        if not self._waiting and self._documents is None:
             return
         try:
             with self._opened(write=True, wait_s=wait_s) as store:
@@ -322,12 +324,15 @@ class _Scrub:
                 listed = self._list_packs(store)
                 for check, checked_ns in self._waiting:
                     self._put(store, check, checked_ns, listed)
+                if self._documents is not None:
+                    store.index.put_damaged_documents(*self._documents)
                 store.index.commit()
         except (StoreError, CancelledError) as error:
             self._report.not_remembered = error.message
         else:
             self._report.not_remembered = ""
             self._waiting = []
+            self._documents = None
 
     def _remember_search(self, lost: set[ChunkId], *, has_known: bool) -> None:
         """Record what the search through all snapshots has found.
@@ -358,19 +363,13 @@ class _Scrub:
                 store.index.forget_lost()
             store.index.commit()
 
-    def _remember_documents(self) -> None:
-        """Record which manifests and marks are damaged."""
+    def _compare_documents(self) -> None:
+        """Have ``_remember`` record which manifests and marks are damaged, if that has changed."""
         found = {os.fsdecode(bad.path): bad.what for bad in self._report.manifests}
         with self._opened() as store:
             known = {one.path: one.what for one in damaged_documents(store)}
-        if found == known:
-            return
-        try:
-            with self._opened(write=True) as store:
-                store.index.put_damaged_documents(found, self._clock.now_ns())
-                store.index.commit()
-        except (StoreError, CancelledError) as error:
-            self._report.not_remembered = error.message
+        if found != known:
+            self._documents = found, self._clock.now_ns()
 
     def _list_packs(self, store: Store) -> PackLists:
         """List the packs that ``_put`` makes the places of chunks."""
