@@ -112,6 +112,22 @@ def test_what_was_captured_stays_if_it_is_gone_when_its_directory_is_listed_agai
     assert live_box.entries()[os.fsencode(first / "best")].content == b"old.pt"
 
 
+def test_a_name_that_moves_to_the_top_of_a_root_that_is_a_symlink_is_captured_there(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, last = checkpoints(live_box)
+    link = live_box.directory / "link"
+    link.symlink_to(live_box.source)
+    move = (last / "ckpt").rename
+    at_listing(monkeypatch, link / "m", lambda: move(live_box.source / "ckpt"))
+
+    report = live_box.take(link)
+
+    assert live_box.read(link / "ckpt" / "model") == MODEL
+    assert report.trouble == ()
+    assert report.files == 3
+
+
 def test_a_directory_that_is_elsewhere_each_time_leaves_a_warning(
     live_box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
