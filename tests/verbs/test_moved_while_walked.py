@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from ciuic.model import CONSISTENT
+from ciuic.snapshot.walk.read_queue import ReadQueue
+from ciuic.snapshot.walk.second_look import SecondLook
+from ciuic.snapshot.walk.visitor import Visitor
 from ciuic.source.directory import DirectoryHandle
 from ciuic.store.packs.writer import StoreWriter
 from tests.kit.box import Box
@@ -110,6 +113,69 @@ def test_what_was_captured_stays_if_it_is_gone_when_its_directory_is_listed_agai
 
     assert live_box.read(first / "ckpt" / "model") == MODEL
     assert live_box.entries()[os.fsencode(first / "best")].content == b"old.pt"
+
+
+def before_call(
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    owner: type,
+    action: Callable[[], object],
+    *,
+    number: int,
+    about: bytes | None = None,
+) -> None:
+    """Call ``action`` before a call of a method, the nth of those with an argument."""
+    original, left = getattr(owner, method), [number]
+
+    def called(*arguments: object, **named: object) -> object:
+        if about is None or about in arguments:
+            left[0] -= 1
+            if left[0] == 0:
+                action()
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(owner, method, called)
+
+
+@pytest.mark.parametrize("is_read_later", [False, True])
+def test_what_was_captured_stays_if_what_replaces_it_vanishes(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch, is_read_later: bool
+) -> None:
+    first, _, last = checkpoints(live_box)
+    best, new = first / "best", live_box.directory / "new"
+    best.write_bytes(b"captured")
+    new.write_bytes(b"never captured")
+    last.chmod(0o700)  # as if a name had left it
+    before_call(monkeypatch, "find", SecondLook, lambda: new.replace(best), number=1)
+    if is_read_later:
+        before_call(monkeypatch, "release", ReadQueue, best.unlink, number=2)
+    else:
+        before_call(monkeypatch, "visit", Visitor, best.unlink, number=2, about=b"best")
+
+    report = live_box.take()
+
+    assert live_box.read(best) == b"captured"
+    assert [warning.path for warning in report.trouble] == [os.fsencode(best)]
+    assert "vanished" in report.trouble[0].what
+    assert report.files == 4
+    assert report.logical_bytes == len(MODEL) + len(b"captured") + len(b"old") + len(b"log")
+    assert live_box.ciuic("verify", "--checksum").code == 0
+
+
+def test_a_name_that_moves_to_the_top_of_a_root_that_is_a_symlink_is_captured_there(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, last = checkpoints(live_box)
+    link = live_box.directory / "link"
+    link.symlink_to(live_box.source)
+    move = (last / "ckpt").rename
+    at_listing(monkeypatch, link / "m", lambda: move(live_box.source / "ckpt"))
+
+    report = live_box.take(link)
+
+    assert live_box.read(link / "ckpt" / "model") == MODEL
+    assert report.trouble == ()
+    assert report.files == 3
 
 
 def test_a_directory_that_is_elsewhere_each_time_leaves_a_warning(

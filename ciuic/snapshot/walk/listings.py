@@ -99,7 +99,9 @@ class Listings:
 
     def _is_doubtful(self, number: int, *, is_late: bool) -> bool:
         try:
-            now = os.lstat(self.path(number))
+            # A root may be a symlink, which ``open_root`` follows.
+            is_top = self._parents[number] == NOT_LISTED
+            now = os.stat(self.path(number), follow_symlinks=is_top)
         except OSError:
             return False  # moved or removed: a move shows in the directory that it went to
         if now.st_ino != self._inodes[number]:

@@ -1,7 +1,8 @@
 """List directories again that may lack a name, and keep what has been captured.
 
-A captured name stays as it is while it leads to the same inode, and also if it is gone: it may be
-found in no other place. New names are captured.
+A captured name stays as it is while it leads to the same inode, and also if it is gone, or if what
+it leads to vanishes before it is captured: it may be found in no other place. New names are
+captured.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from ciuic.ids import ChunkId
 from ciuic.model import SKIPPED, UNREADABLE, Entry
 from ciuic.snapshot.walk.directories import Again, Directories
 from ciuic.snapshot.walk.listings import Listings
+from ciuic.snapshot.walk.pending import PendingEntry
 from ciuic.snapshot.walk.tally import Tally
 from ciuic.snapshot.walk.visitor import Visitor
 from ciuic.snapshot.walk.walked_directory import WalkedDirectory
@@ -92,12 +94,24 @@ class SecondLook:
             status = _status(parent, name)
             if status is not None and not _leads_to(known, status):
                 if parent.is_listed:
-                    self._tally.forget(known)
-                    return self._visitor.visit(parent, name, depth)
+                    return self._replace(parent, known, depth)
             elif status is not None and number is not None:
                 return self._descend(parent, known, status, number)
         self._tally.append(parent, known)
         return None
+
+    def _replace(self, parent: WalkedDirectory, known: Entry, depth: int) -> WalkedDirectory | None:
+        """Visit what a captured name leads to now; if that vanishes, the captured entry stays."""
+        self._tally.forget(known)
+        had_vanished, self._tally.has_vanished = self._tally.has_vanished, False
+        before = len(parent.queue)
+        directory = self._visitor.visit(parent, known.name, depth)
+        if self._tally.has_vanished:
+            self._tally.keep(parent, known)
+        elif len(parent.queue) > before and isinstance(found := parent.queue[-1][0], PendingEntry):
+            parent.instead[found] = known
+        self._tally.has_vanished |= had_vanished
+        return directory
 
     def _descend(
         self, parent: WalkedDirectory, known: Entry, status: os.stat_result, number: int

@@ -44,3 +44,10 @@ class Tally:
         if entry.is_file:
             self.files -= 1
             self.logical_bytes -= 0 if entry.link_dev else entry.size_bytes
+
+    def keep(self, parent: WalkedDirectory, entry: Entry) -> None:
+        """Add an entry to its directory that was taken out: what has its name now vanished."""
+        self.append(parent, entry)
+        if entry.is_file:
+            self.files += 1
+            self.logical_bytes += 0 if entry.link_dev else entry.size_bytes

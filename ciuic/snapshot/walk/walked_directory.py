@@ -94,6 +94,7 @@ class WalkedDirectory:
         pending: Resolved with ``entry`` once all content of the directory is stored.
         queue: The entries that wait for their content, each with the size that was counted for it,
             if any.
+        instead: What to add if a file vanishes that waits in ``queue``.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class WalkedDirectory:
         self.old_entry = OrderedEntries(old).find
         self.captured_entry = captured.find if captured is not None else None
         self.queue: deque[tuple[FoundEntry, int | None]] = deque()
+        self.instead: dict[PendingEntry, Entry] = {}
         self._is_walked = False
 
     def leave(self) -> bytes:
@@ -149,8 +151,14 @@ class WalkedDirectory:
                 entry = found
             if entry is not None:
                 self._builder.add(entry)
-            else:
+            elif isinstance(found, PendingEntry):
                 has_vanished = True
+                known = self.instead.get(found)
+                if known is not None:
+                    self._builder.add(known)
+                    if listed_bytes is not None:
+                        vanished -= known.is_file
+                        grown_bytes += 0 if known.link_dev else known.size_bytes
             if listed_bytes is not None:
                 vanished += entry is None
                 grown_bytes += (0 if entry is None else entry.size_bytes) - listed_bytes
