@@ -72,10 +72,10 @@ class Turns:
         return answer
 
     def _end(self, working: asyncio.Future[Response]) -> None:
-        """Give a turn to the next request, and have nobody told of an error that nobody awaits."""
+        """Give the turn to the next request."""
         self._free.release()
         if not working.cancelled():
-            working.exception()
+            working.exception()  # asyncio logs one that was not asked for
 
 
 def go_on() -> None:
