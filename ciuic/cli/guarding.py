@@ -202,18 +202,19 @@ class JobEvents:
             before = [
                 snapshot
                 for snapshot in complete_ones(list_snapshots(store))
-                # The tag is from an earlier run of ciuic.
-                if snapshot.taken_ns <= self._good_ns and SUSPECT_TAG not in snapshot.tags
+                if snapshot.taken_ns <= self._good_ns
             ]
-            if not before:
-                say("no snapshot was taken before the fault")
-                return
             try:
                 own = of_this_machine(before).snapshots
             except UsageError as error:
                 say(f"no snapshot before the fault is pinned: {error.message.partition(':')[0]}")
                 return
-            newest = max(own, key=lambda one: one.taken_ns)
+            # The tag is from an earlier run of ciuic.
+            good = [snapshot for snapshot in own if SUSPECT_TAG not in snapshot.tags]
+            if not good:
+                say("no snapshot was taken before the fault")
+                return
+            newest = max(good, key=lambda one: one.taken_ns)
             if newest.id == self._pinned:
                 return
             if not newest.pinned:
