@@ -133,7 +133,7 @@ def test_a_daemon_scrubs_a_bucket_and_tells_of_damage(run, daemon, elsewhere, so
     assert [one["pack"] for one in checks["damaged"]] == [pack.key[6:]]
     wait_until("metrics know", lambda: "ciuic_damaged_packs 1.0" in metrics.read_text())
     daemon.do("--alert")
-    assert "1 damaged pack" in told.read_text()
+    assert "has damage: 1 pack" in told.read_text()
     assert place.keys("leases") == set()
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 0
