@@ -10,7 +10,7 @@ without a lock or a lease: a request that arrives late only concerns that record
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from ciuic.errors import CorruptionError, StoreError
@@ -23,7 +23,7 @@ from ciuic.store.index.places import ChunkPlace
 from ciuic.store.parity.rebuild import open_parity_reader
 from ciuic.store.place.packs import RecordFolder, listed_frames
 from ciuic.store.records import layout
-from ciuic.store.records.damage import ByteSpan, KnownDamage, merged
+from ciuic.store.records.damage import RECORDS_MAX, ByteSpan, KnownDamage, merged
 from ciuic.store.store import Store
 
 __all__ = ["forget_gone_packs", "note_found", "note_read"]
@@ -34,8 +34,8 @@ _ONCE_BYTES: Final = 8
 
 
 def note_read(
-    store: Store, pack_id: PackId, damaged: Iterable[ByteSpan], before: KnownDamage
-) -> None:
+    store: Store, pack_id: PackId, damaged: Iterable[ByteSpan], before: KnownDamage, added: int = 0
+) -> int:
     """Note what a process that has read a whole pack found, in place of earlier records.
 
     Errors are ignored: then the records stay as they are. A store that this process must not change
@@ -47,18 +47,26 @@ def note_read(
         damaged: What is damaged in it; empty: it can be relied on.
         before: The records that were there before the process began to read it. Later ones may be
             of damage that came since, so they stay.
+        added: How many more there are since, of what the process found in other packs.
+
+    Returns:
+        How many more there are now; negative: fewer.
     """
     old = before.names_of(pack_id)
     spans = list(damaged)
+    more = 0
     if not (old or spans):
-        return
+        return more
     with contextlib.suppress(StoreError):
         folder = _folder(store)
+        found = _joined(spans, max(RECORDS_MAX - before.count - added, 0) + len(old))
+        more = len(found)  # even if an error comes: some may be there
         # First, so that the damage is on record at every moment.
-        if old or not before.is_full:
-            _create(folder, pack_id, spans)
+        _create(folder, pack_id, found)
         if old:
             folder.remove_durably(old)
+            more -= len(old)
+    return more
 
 
 def note_found(store: Store) -> None:
@@ -73,15 +81,18 @@ def note_found(store: Store) -> None:
         folder = _folder(store)
         sizes = store.pack_files()
         known = store.packs.damage()
-        if known.is_full:
-            return
+        free = RECORDS_MAX - known.count
         places: dict[PackId, list[ChunkPlace]] = {}
         for place in suspects:
             if place.pack_id in sizes:
                 places.setdefault(place.pack_id, []).append(place)
         for pack_id, found in sorted(places.items()):
+            if free <= 0:
+                return
             spans = _damaged(store, pack_id, found)
-            _create(folder, pack_id, [one for one in spans if not known.covers(pack_id, one)])
+            joined = _joined([one for one in spans if not known.covers(pack_id, one)], free)
+            _create(folder, pack_id, joined)
+            free -= len(joined)
 
 
 def forget_gone_packs(store: Store) -> None:
@@ -119,11 +130,15 @@ def _folder(store: Store) -> RecordFolder:
     return Folder(store.path, layout.DAMAGED)
 
 
-def _create(folder: RecordFolder, pack_id: PackId, spans: Iterable[ByteSpan]) -> None:
-    found = merged(spans, _SPANS_MAX)
-    if found:
+def _joined(spans: Iterable[ByteSpan], count_max: int) -> list[ByteSpan]:
+    """Join spans until a reading of a pack may make a record of each; none if it may make none."""
+    return merged(spans, min(_SPANS_MAX, count_max)) if count_max > 0 else []
+
+
+def _create(folder: RecordFolder, pack_id: PackId, spans: Sequence[ByteSpan]) -> None:
+    if spans:
         folder.make()
-    for span in found:
+    for span in spans:
         name = layout.damage_name(pack_id, *span, os.urandom(_ONCE_BYTES))
         # A process without a lock must leave nothing in ``tmp/``, and an empty file needs nothing.
         folder.mark(name)

@@ -75,8 +75,12 @@ def test_other_names_say_nothing(name: str) -> None:
     assert not KnownDamage([name])
 
 
-def test_only_so_many_records_count() -> None:
+def test_only_so_many_records_are_heeded_and_all_can_be_deleted() -> None:
     first = named([ByteSpan(number, number + 1) for number in range(RECORDS_MAX)])
-    assert KnownDamage(first).is_full
-    assert not KnownDamage(first[1:]).is_full
-    assert KnownDamage([*first, *named([ByteSpan(1, 2)], OTHER)]).packs() == {PACK}
+    [last] = named([ByteSpan(1, 2)], OTHER)
+    known = KnownDamage([last, *first])
+    assert known.count == RECORDS_MAX + 1
+    assert known.touches(PACK, 1, 1)
+    assert not known.touches(OTHER, 1, 1)
+    assert known.packs() == {PACK, OTHER}
+    assert known.names_of(OTHER) == [last]

@@ -18,6 +18,7 @@ from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.snapshot.memory import MemoryRequest, StoredFile, take_from_memory
 from ciuic.snapshot.memory_files import MemoryFile
+from ciuic.store import damage_records
 from ciuic.store.adding import adding
 from ciuic.store.addressed import open_at_address
 from ciuic.store.damage_records import note_read
@@ -338,10 +339,54 @@ def test_records_are_few_however_much_is_damaged(one, source, tmp_path):
             (folder / layout.damage_name(pack_id, number, 5000, os.urandom(8))).touch()
         store.pack_files()
         there = records(one)
-        assert store.packs.damage().is_full
+        assert store.packs.damage().count > RECORDS_MAX
         other = max(store.pack_files())
         note_read(store, other, [ByteSpan(1, 2)], store.packs.damage())
         assert records(one) == there
+
+
+@pytest.mark.parametrize("finder", FINDERS)
+def test_however_many_packs_are_damaged_one_command_makes_few_records(
+    one, source, monkeypatch, finder
+):
+    write(source, ["c"], 300_000)
+    one.take_at(one.place(), source)
+    write(source, ["d"], 300_000)
+    one.take_at(one.place(), source)
+    with one.opened() as store:
+        data = [one for part in store.index.chunk_ids() for one, kind in part if kind == DATA]
+        places = {place.pack_id: place for place in store.index.places(data).values()}
+    for place in places.values():
+        flip(one, place)
+    damaged = places.keys()
+    assert len(damaged) == 3
+    monkeypatch.setattr(damage_records, "RECORDS_MAX", 2)
+
+    FINDERS[finder](one)
+
+    assert len(records(one)) == 2
+    assert KnownDamage(records(one)).packs() < damaged
+
+
+def test_in_a_full_store_records_are_replaced_by_no_more(one, tmp_path):
+    folder = tmp_path / "bucket" / layout.PACKS
+    with one.opened() as store:
+        first, last = PackId(bytes(32)), max(store.pack_files())
+        for number in range(RECORDS_MAX):
+            (folder / layout.damage_name(first, number, 5000, os.urandom(8))).touch()
+        old = layout.damage_name(last, 1, 2, os.urandom(8))
+        (folder / old).touch()
+        store.pack_files()
+
+        note_read(store, last, [ByteSpan(3, 9), ByteSpan(50, 90)], store.packs.damage())
+        store.pack_files()
+
+        [new] = store.packs.damage().names_of(last)
+        assert new != old
+        assert KnownDamage([new]).covers(last, ByteSpan(3, 90))
+        note_read(store, last, [], store.packs.damage())
+        assert len(records(one)) == RECORDS_MAX
+        assert new not in records(one)
 
 
 def test_a_store_that_must_not_be_changed_gets_no_record(one):

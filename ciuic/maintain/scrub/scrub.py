@@ -129,6 +129,7 @@ class _Scrub:
         self._lost: dict[ChunkId, PackId] = {}
         self._elsewhere: dict[PackId, dict[ChunkId, PackId]] = {}
         self._on_record = KnownDamage()
+        self._added = 0
 
     def run(
         self, budget: Budget, rest_s: float, progress: OnProgress | None, *, manifests: bool
@@ -307,7 +308,8 @@ class _Scrub:
                 for bad in check.bad
                 if not check.footer_ok or not given_back.issuperset(bad.chunks)
             ]
-            note_read(store, check.pack_id, spans, self._on_record)
+            more = note_read(store, check.pack_id, spans, self._on_record, self._added)
+            self._added += more
 
     def _note(self, pack: DamagedPack) -> None:
         self._report.damaged.append(pack)

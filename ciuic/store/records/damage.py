@@ -15,7 +15,7 @@ from ciuic.store.records import layout
 __all__ = ["RECORDS_MAX", "ByteSpan", "KnownDamage", "merged"]
 
 RECORDS_MAX: Final = 1000
-"""A program heeds this many records, and adds none to as many. They are in the order of names."""
+"""A program heeds this many records, in the order of their names, and adds none to as many."""
 
 
 class ByteSpan(NamedTuple):
@@ -40,24 +40,23 @@ class KnownDamage:
         names: Names of files or objects; those that are no records are ignored.
 
     Attributes:
-        is_full: There are as many records as programs heed.
+        count: How many records there are, with those that are not heeded: ``names_of`` and
+            ``packs`` have them all, so that they can be deleted.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names: dict[PackId, list[str]] = {}
         spans: dict[PackId, list[ByteSpan]] = {}
-        count = 0
+        self.count = 0
         for name in sorted(names):
             parsed = layout.parse_damage_name(name)
             if parsed is not None:
-                count += 1
                 pack_id, begin, end = parsed
                 self._names.setdefault(pack_id, []).append(name)
-                spans.setdefault(pack_id, []).append(ByteSpan(begin, end))
-            if count == RECORDS_MAX:
-                break
+                if self.count < RECORDS_MAX:
+                    spans.setdefault(pack_id, []).append(ByteSpan(begin, end))
+                self.count += 1
         self._spans = {pack_id: merged(found) for pack_id, found in spans.items()}
-        self.is_full = count == RECORDS_MAX
 
     def __bool__(self) -> bool:
         return bool(self._spans)
