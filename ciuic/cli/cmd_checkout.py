@@ -124,7 +124,9 @@ def _refuse_other_machine(
     """
     if not is_elsewhere(text, found):
         return
-    own = newest_here(list_snapshots(store), paths)
+    # What an earlier checkout has put by was not taken to be kept.
+    kept = (one for one in list_snapshots(store) if _TAG not in one.tags)
+    own = newest_here(kept, paths)
     if own is not None:
         raise UsageError(
             f"'{text}' is a snapshot of another machine, and a checkout replaces what is here",

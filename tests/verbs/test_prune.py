@@ -26,6 +26,7 @@ from ciuic.errors import (
     UnknownFormatError,
 )
 from ciuic.ids import PackId, SessionId
+from ciuic.maintain.prune import apply
 from ciuic.maintain.prune.apply import apply_prune
 from ciuic.maintain.prune.plan import plan_prune
 from ciuic.maintain.prune.report import PruneReport
@@ -43,9 +44,11 @@ from ciuic.store.records import kinds, layout, sealed
 from ciuic.store.snapshots.trash import Trash
 from ciuic.store.store import Store, open_store
 from ciuic.system import hashing
+from ciuic.system.clock import SystemClock
 from ciuic.system.hashing import ID_BYTES, data_id
 from ciuic.verify.verify import verify_all
 from tests.kit.box import Box
+from tests.kit.clock import ManualClock
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs
 from tests.kit.filesystems import disk
 from tests.kit.program import CIUIC, environment
@@ -972,6 +975,65 @@ def test_small_portions_give_the_same_store(worn, monkeypatch):
     assert report.written.packs > 3
     assert_restores(worn, known)
     assert prune(worn).freed_bytes == 0
+
+
+class _Room(rewrite_output.CountingOutput):
+    """Counts the space that a rewrite takes, at most."""
+
+    def __init__(self, sizes: dict[PackId, int]) -> None:
+        super().__init__(0)
+        self._sizes = sizes
+        self._open: list[rewrite_output.CountedPack] = []
+        self._published_bytes = self.peak_bytes = 0
+
+    def new_pack(self, expected_bytes: int) -> rewrite_output.CountedPack:
+        self._open.append(super().new_pack(expected_bytes))
+        return self._open[-1]
+
+    def announce(self, *_: object) -> None:
+        taken_bytes = self._published_bytes + sum([pack.size_bytes for pack in self._open])
+        self.peak_bytes = max(self.peak_bytes, taken_bytes)
+
+    def publish(self, pack, _pack_id, emptied) -> None:
+        self.announce()
+        self._open.remove(pack)
+        self._published_bytes += pack.size_bytes - sum([self._sizes[one] for one in emptied])
+
+
+def test_packs_that_have_data_and_nodes_are_emptied_a_few_at_a_time(tmp_path):
+    """Such a pack is empty when both new packs are published; until then it takes its space."""
+    box = Box(tmp_path, parity=0.04)
+    chance = random.Random(1)
+    now_ns = time.time_ns() - 10**15
+    for number in range(30):
+        for name in (f"kept {number}", "replaced"):
+            inner = box.source / name
+            shutil.rmtree(inner, ignore_errors=True)
+            inner.mkdir()
+            for link in range(600):
+                (inner / f"link {link}").symlink_to(chance.randbytes(60).hex())
+        (box.source / f"log {number}").write_bytes(chance.randbytes(40_000))
+        (box.source / "state").write_bytes(chance.randbytes(60_000))
+        now_ns += 3600 * 10**9
+        box.take(clock=ManualClock(now_ns))
+    assert box.ciuic("forget", "--policy", "last:1").code == 0
+
+    with open_store(str(box.store), write=True) as store:
+        plan = plan_prune(store, trash_s=0, now_ns=time.time_ns())
+        moving = {use.pack_id: use.size_bytes for use in plan.rewritten}
+        room = _Room(moving)
+        apply.rewrite(
+            apply.prune_work(
+                store, plan, 0.0, SystemClock(), cancelled=lambda: False, progress=lambda *_: None
+            ),
+            room,
+        )
+        live_bytes = sum([use.size_bytes - use.dead_bytes for use in plan.rewritten])
+
+    assert len(moving) >= 10
+    assert not plan.removed, "each has data and nodes, and something of both is needed"
+    assert live_bytes > 2000 * KIB
+    assert room.peak_bytes < live_bytes // 2
 
 
 def test_a_new_pack_never_has_the_name_of_another_pack(worn: Box) -> None:

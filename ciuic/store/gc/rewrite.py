@@ -317,6 +317,12 @@ class Rewriter(Generic[_Pack]):
         # the reserve. An unfinished one gives it back.
         if size_bytes >= PACK_BYTES or sum(self._ready(is_data).values()) >= size_bytes:
             self._seal(is_data)
+            return
+        # Old packs with data and nodes are empty when both new packs are published.
+        open_bytes = sum([one.pack.size_bytes for one in self._open.values()])
+        if sum(self._ready().values()) >= open_bytes:
+            for kind in sorted(self._open, key=lambda kind: kind == is_data):
+                self._seal(kind)
 
     def _join_small(self) -> None:
         """Make one pack of little data and few nodes, as for a small snapshot."""
@@ -330,9 +336,14 @@ class Rewriter(Generic[_Pack]):
         del self._open[False]
         data.sources |= nodes.sources
 
-    def _ready(self, is_data: bool) -> dict[PackId, int]:
-        """Return the packs that are empty, without what is in the new pack of the other kind."""
-        others = [opened.sources for key, opened in self._open.items() if key != is_data]
+    def _ready(self, *published: bool) -> dict[PackId, int]:
+        """Return the packs that are empty once the new packs of these kinds are published.
+
+        Args:
+            published: See ``_open``; none: of all kinds.
+        """
+        kinds = published or tuple(self._open)
+        others = [opened.sources for kind, opened in self._open.items() if kind not in kinds]
         needed = set[PackId]().union(*others, *[group.sources for group in self._groups.values()])
         return {pack: size for pack, size in self._emptied.items() if pack not in needed}
 
