@@ -12,7 +12,7 @@ from ciuic import catalog
 from ciuic.cli.error_output import advise
 from ciuic.cli.render import brief, printable
 from ciuic.cli.session import Session
-from ciuic.cli.table import terminal_columns
+from ciuic.cli.table import print_pair, terminal_columns
 from ciuic.errors import SnapshotNotFoundError, UnreachableError, UsageError
 from ciuic.ids import SnapshotId, matching_ids
 from ciuic.model import SnapshotSummary, complete_ones, preferred
@@ -258,4 +258,4 @@ def note_machine(
 
     known = catalog.list_snapshots(store) if listed is None else listed
     if remark := elsewhere(text, found, known, holding):
-        click.echo(f"ciuic: {printable(remark)}", err=True)
+        print_pair("ciuic: ", remark, len("ciuic: "), err=True)
