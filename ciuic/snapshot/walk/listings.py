@@ -7,9 +7,11 @@ name had gone between its listing and its capture, the second one may have been 
 """
 
 import os
-from array import array
+import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
+
+from ciuic.source.directory import storable_ns
 
 __all__ = ["NOT_LISTED", "Listings"]
 
@@ -19,8 +21,20 @@ _TICK_NS: Final = 20_000_000
 """Two changes within a tick of the kernel's clock may leave the same ctime; see ``stability``."""
 
 
+_RECORD: Final = struct.Struct("<qQQqq")
+_pack: Final = _RECORD.pack
+
+
+class _Listing(NamedTuple):
+    parent: int
+    name_end: int
+    inode: int
+    before_ns: int
+    changed_ns: int
+
+
 class Listings:
-    """The listings of a walk, in 48 bytes each and the name.
+    """The listings of a walk, in 40 bytes each and the name.
 
     Args:
         began_ns: When the snapshot began.
@@ -28,14 +42,13 @@ class Listings:
 
     def __init__(self, began_ns: int) -> None:
         self._began_ns = began_ns
-        self._parents = array("q")
+        # One buffer with whole records: every directory is added, and an array for each field
+        # would take several times as long.
+        self._records = bytearray()
         self._names = bytearray()
-        self._ends = array("Q")
-        self._places = array("Q")
-        self._next_place = 0
-        self._inodes = array("Q")
-        self._before_ns = array("q")
-        self._changed_ns = array("q")
+        self._count = 0
+        self._is_quiet = True
+        self._renewed: dict[int, None] = {}
 
     def add(self, parent: int, name: bytes, before: os.stat_result, changed_ns: int) -> int:
         """Add a directory that has been listed; returns its number.
@@ -47,24 +60,20 @@ class Listings:
             changed_ns: Its ctime after that; 0: it is as the parent snapshot has it, so nothing
                 has left it since.
         """
-        number = len(self._ends)
-        self._parents.append(parent)
+        number = self._count
+        self._count = number + 1
         self._names += name
-        self._ends.append(len(self._names))
-        self._places.append(self._next_place)
-        self._next_place += 1
-        self._inodes.append(before.st_ino)
-        self._before_ns.append(before.st_ctime_ns)
-        self._changed_ns.append(changed_ns)
+        self._records += self._packed(parent, len(self._names), before, changed_ns)
         return number
 
     def renew(self, number: int, before: os.stat_result, changed_ns: int) -> None:
         """Replace the listing of a directory by a later one."""
-        self._places[number] = self._next_place
-        self._next_place += 1
-        self._inodes[number] = before.st_ino
-        self._before_ns[number] = before.st_ctime_ns
-        self._changed_ns[number] = changed_ns
+        old = self._record(number)
+        start = number * _RECORD.size
+        record = self._packed(old.parent, old.name_end, before, changed_ns)
+        self._records[start : start + _RECORD.size] = record
+        self._renewed.pop(number, None)
+        self._renewed[number] = None
 
     def path(self, number: int) -> bytes:
         """Return the path of a directory."""
@@ -75,7 +84,7 @@ class Listings:
         line = []
         while number != NOT_LISTED:
             line.append(number)
-            number = self._parents[number]
+            number = self._record(number).parent
         return line[::-1]
 
     def doubtful(self, *, has_vanished: bool, is_first: bool) -> Iterator[int]:
@@ -86,28 +95,43 @@ class Listings:
             is_first: Also yield directories that changed so late before their listing that a later
                 change may not show.
         """
-        if not has_vanished and not any(self._changed_ns):
-            return  # a quiet tree
+        if not has_vanished and self._is_quiet:
+            return
         later_ns = -1
-        for number in sorted(range(len(self._places)), key=self._places.__getitem__, reverse=True):
-            before_ns = self._before_ns[number]
-            if has_vanished or later_ns >= before_ns:
-                is_late = is_first and before_ns > self._began_ns - _TICK_NS
-                if self._is_doubtful(number, is_late=is_late):
+        for number in self._last_first():
+            listing = self._record(number)
+            if has_vanished or later_ns >= listing.before_ns:
+                is_late = is_first and listing.before_ns > self._began_ns - _TICK_NS
+                if self._is_doubtful(number, listing, is_late=is_late):
                     yield number
-            later_ns = max(later_ns, self._changed_ns[number])
+            later_ns = max(later_ns, listing.changed_ns)
 
-    def _is_doubtful(self, number: int, *, is_late: bool) -> bool:
+    def _last_first(self) -> Iterator[int]:
+        yield from reversed(self._renewed)
+        for number in range(self._count - 1, -1, -1):
+            if number not in self._renewed:
+                yield number
+
+    def _is_doubtful(self, number: int, listing: _Listing, *, is_late: bool) -> bool:
         try:
             # A root may be a symlink, which ``open_root`` follows.
-            is_top = self._parents[number] == NOT_LISTED
+            is_top = listing.parent == NOT_LISTED
             now = os.stat(self.path(number), follow_symlinks=is_top)
         except OSError:
             return False  # moved or removed: a move shows in the directory that it went to
-        if now.st_ino != self._inodes[number]:
+        if now.st_ino != listing.inode:
             return False
-        return is_late or now.st_ctime_ns != self._before_ns[number]
+        return is_late or storable_ns(now.st_ctime_ns) != listing.before_ns
+
+    def _packed(self, parent: int, name_end: int, before: os.stat_result, changed_ns: int) -> bytes:
+        if changed_ns:
+            self._is_quiet = False
+        before_ns = storable_ns(before.st_ctime_ns)
+        return _pack(parent, name_end, before.st_ino, before_ns, storable_ns(changed_ns))
+
+    def _record(self, number: int) -> _Listing:
+        return _Listing(*_RECORD.unpack_from(self._records, number * _RECORD.size))
 
     def _name(self, number: int) -> bytes:
-        start = self._ends[number - 1] if number else 0
-        return bytes(self._names[start : self._ends[number]])
+        start = self._record(number - 1).name_end if number else 0
+        return bytes(self._names[start : self._record(number).name_end])

@@ -86,7 +86,7 @@ class SecondLook:
 
     def visit(self, parent: WalkedDirectory, name: bytes, depth: int) -> WalkedDirectory | None:
         """Add the entry of a name to its directory: see ``Visitor.visit``."""
-        known = parent.captured_entry(name) if parent.captured_entry is not None else None
+        known = parent.captured.find(name) if parent.captured is not None else None
         if known is None:
             return self._visitor.visit(parent, name, depth)
         number = self._numbers.get(parent.handle.join(name)) if known.is_directory else None
@@ -121,7 +121,7 @@ class SecondLook:
             name = known.name
             with contextlib.suppress(SourceError):
                 opened = self._directories.open(parent, name, status)
-                old = parent.old_entry(name)
+                old = parent.old.find(name)
                 entry = entry_of(name, opened.status)
                 directory = self._directories.child(parent, entry, opened, old, again)
                 self._tally.append(parent, directory.pending)

@@ -97,7 +97,7 @@ class Visitor:
     def _visit_by_type(
         self, parent: WalkedDirectory, name: bytes, status: os.stat_result, depth: int
     ) -> WalkedDirectory | None:
-        old = parent.old_entry(name)
+        old = parent.old.find(name)
         mode = status.st_mode
         if stat.S_ISREG(mode):
             if self._exclusions.is_too_large(status):

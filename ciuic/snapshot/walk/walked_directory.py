@@ -88,9 +88,8 @@ class WalkedDirectory:
         delta_bases: Finds the last versions of its files; None: no deltas.
 
     Attributes:
-        old_entry: Returns the parent snapshot's entry of a name; call it with names in order.
-        captured_entry: Returns what was captured of a name before, likewise; None: the directory
-            is walked for the first time.
+        old: Finds the parent snapshot's entries.
+        captured: Finds what was captured before; None: it is walked for the first time.
         pending: Resolved with ``entry`` once all content of the directory is stored.
         queue: The entries that wait for their content, each with the size that was counted for it,
             if any.
@@ -122,9 +121,8 @@ class WalkedDirectory:
         self.names: Iterator[bytes] = iter(names)
         self.pending = PendingEntry()
         self._builder = builder
-        # Attributes, because a method that calls them would take time for every file.
-        self.old_entry = OrderedEntries(old).find
-        self.captured_entry = captured.find if captured is not None else None
+        self.old = OrderedEntries(old)
+        self.captured = captured
         self.queue: deque[tuple[FoundEntry, int | None]] = deque()
         self.instead: dict[PendingEntry, Entry] = {}
         self._is_walked = False
