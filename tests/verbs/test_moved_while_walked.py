@@ -162,6 +162,47 @@ def test_what_was_captured_stays_if_what_replaces_it_vanishes(
     assert live_box.ciuic("verify", "--checksum").code == 0
 
 
+def test_a_name_that_leaves_a_directory_found_at_the_second_look_is_captured(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, middle, last = checkpoints(live_box)
+    listed = [0]
+
+    def move() -> None:
+        listed[0] += 1
+        if listed[0] == 2:
+            (first / "ckpt" / "model").rename(first / "model")
+
+    at_listing(monkeypatch, middle, lambda: (last / "ckpt").rename(first / "ckpt"))
+    at_listing(monkeypatch, first, move, times=2)
+
+    report = live_box.take()
+
+    assert live_box.read(first / "model") == MODEL
+    assert report.trouble == ()
+
+
+def test_a_name_that_moves_to_a_directory_of_a_very_long_path_is_captured(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, middle, last = checkpoints(live_box)
+    fd = os.open(first, os.O_RDONLY)
+    for _ in range(25):
+        os.mkdir("n" * 200, dir_fd=fd)
+        inner = os.open("n" * 200, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    try:
+        move = lambda: os.rename(last / "ckpt", "ckpt", dst_dir_fd=fd)  # noqa: E731
+        at_listing(monkeypatch, middle, move)
+        report = live_box.take()
+    finally:
+        os.close(fd)
+
+    assert [path for path in live_box.entries() if path.endswith(b"/ckpt/model")]
+    assert report.trouble == ()
+
+
 def test_a_name_that_moves_to_the_top_of_a_root_that_is_a_symlink_is_captured_there(
     live_box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +248,7 @@ def test_files_that_come_into_one_directory_all_the_time_are_no_trouble(
     live_box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, last = checkpoints(live_box)
-    at_listing(monkeypatch, last, lambda: tempfile.mkdtemp(dir=last), times=99)
+    at_listing(monkeypatch, last, lambda: os.close(tempfile.mkstemp(dir=last)[0]), times=99)
 
     report = live_box.take()
 

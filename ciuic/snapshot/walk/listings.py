@@ -6,12 +6,13 @@ that has changed since its listing, and one listed later that a rename had chang
 name had gone between its listing and its capture, the second one may have been listed at any time.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ciuic.source.directory import storable_ns
+from ciuic.source.directory import DirectoryHandle, storable_ns
 
 __all__ = ["NOT_LISTED", "Listings"]
 
@@ -48,7 +49,8 @@ class Listings:
         self._names = bytearray()
         self._count = 0
         self._is_quiet = True
-        self._renewed: dict[int, None] = {}
+        # Those listed since one was listed again, in the order of their last listing.
+        self._later: dict[int, None] = {}
 
     def add(self, parent: int, name: bytes, before: os.stat_result, changed_ns: int) -> int:
         """Add a directory that has been listed; returns its number.
@@ -64,6 +66,8 @@ class Listings:
         self._count = number + 1
         self._names += name
         self._records += self._packed(parent, len(self._names), before, changed_ns)
+        if self._later:
+            self._later[number] = None
         return number
 
     def renew(self, number: int, before: os.stat_result, changed_ns: int) -> None:
@@ -72,8 +76,8 @@ class Listings:
         start = number * _RECORD.size
         record = self._packed(old.parent, old.name_end, before, changed_ns)
         self._records[start : start + _RECORD.size] = record
-        self._renewed.pop(number, None)
-        self._renewed[number] = None
+        self._later.pop(number, None)
+        self._later[number] = None
 
     def path(self, number: int) -> bytes:
         """Return the path of a directory."""
@@ -107,21 +111,36 @@ class Listings:
             later_ns = max(later_ns, listing.changed_ns)
 
     def _last_first(self) -> Iterator[int]:
-        yield from reversed(self._renewed)
+        yield from reversed(self._later)
         for number in range(self._count - 1, -1, -1):
-            if number not in self._renewed:
+            if number not in self._later:
                 yield number
 
     def _is_doubtful(self, number: int, listing: _Listing, *, is_late: bool) -> bool:
         try:
-            # A root may be a symlink, which ``open_root`` follows.
-            is_top = listing.parent == NOT_LISTED
-            now = os.stat(self.path(number), follow_symlinks=is_top)
-        except OSError:
-            return False  # moved or removed: a move shows in the directory that it went to
+            now = self._status(number, listing)
+        except OSError as error:
+            # If it has moved, that shows in the directory that it went to. Anything else is no
+            # reason to trust its listing.
+            return error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
         if now.st_ino != listing.inode:
             return False
         return is_late or storable_ns(now.st_ctime_ns) != listing.before_ns
+
+    def _status(self, number: int, listing: _Listing) -> os.stat_result:
+        # A root may be a symlink, which ``open_root`` follows.
+        is_top = listing.parent == NOT_LISTED
+        try:
+            return os.stat(self.path(number), follow_symlinks=is_top)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG or is_top:
+                raise
+        # The walk goes from directory to directory, so the path may be too long for one call.
+        top, *names = [self._name(at) for at in self.line(number)]
+        handle = DirectoryHandle(os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), top)
+        for name in names:
+            handle = handle.child(name)
+        return os.fstat(handle.fd)
 
     def _packed(self, parent: int, name_end: int, before: os.stat_result, changed_ns: int) -> bytes:
         if changed_ns:
