@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from ciuic.catalog import list_snapshots
+from ciuic.catalog import LATEST, LATEST_VALID, list_snapshots
 from ciuic.catalog.whose import is_elsewhere, newest_here
 from ciuic.cli.candidates import SNAPSHOT, stored_path
 from ciuic.cli.cmd_restore import print_restored, restore_exit_code
@@ -78,7 +78,7 @@ def command(
     If a program is writing there, so that this snapshot lacks something, ciuic restores nothing,
     and takes the tag off again. Otherwise it restores PATHs with --overwrite. To go back, check out
     the snapshot that it has taken. If PATHs already match the snapshot, it takes none. ciuic takes
-    damaged chunks from the configured copies.
+    damaged chunks from the configured copies. 'latest' passes over snapshots with that tag.
 
     If several machines share the store, and 'latest', a time or a tag means a snapshot of another
     machine although this one has any snapshot of PATHs, ciuic refuses: name the snapshot by its
@@ -88,7 +88,14 @@ def command(
         refuse_in_hook(os.environ)
     wanted = tuple(absolute(path) for path in paths)
     with opened(session) as store:
-        found = find_snapshot(session, store, snapshot_id, holding=wanted, host=host)
+        found = find_snapshot(
+            session,
+            store,
+            snapshot_id,
+            holding=wanted,
+            listed=_meant(store, snapshot_id),
+            host=host,
+        )
         if host is None:
             _refuse_other_machine(store, snapshot_id, found, wanted)
         chosen = found.id
@@ -112,6 +119,18 @@ def command(
     else:
         _print(chosen, checked, before, report, in_bucket=is_url(session.store_path()))
     sys.exit(restore_exit_code(report))
+
+
+def _meant(store: Store, text: str) -> list[SnapshotSummary] | None:
+    """Return the snapshots that ``latest`` may mean; None: all.
+
+    A checkout that is run again, perhaps after it was killed, must mean the same snapshot, and not
+    the one that the first run took of what it replaces.
+    """
+    if text not in {LATEST, LATEST_VALID}:
+        return None
+    snapshots = list_snapshots(store)
+    return [one for one in snapshots if _TAG not in one.tags] or snapshots
 
 
 def _refuse_other_machine(

@@ -36,6 +36,9 @@ CHECKPOINT_SUFFIXES: Final = (
 )
 """Names that checkpoints usually have."""
 
+_BIN_PARTS: Final = (b"model", b"optimizer", b"scheduler", b"training_args", b"sampler", b"scaler")
+"""What Transformers and Accelerate write as ``.bin``. Others are often arrays without a header,
+such as a data set of tokens, which may begin with zeros."""
 _ARCHIVES: Final = frozenset({"torch.save", "npz", "keras"})
 _READ_BYTES_MAX: Final = 256 * 1024 * 1024
 """A directory of an archive is shorter, unless the file lies about it."""
@@ -61,14 +64,15 @@ def fault(read: Read, size_bytes: int, name: bytes) -> str:
     Args:
         read: Reads (offset, length) of the file; returns fewer bytes at its end.
         size_bytes: Length of the file.
-        name: Its name: an empty file is a fault if it is called like a checkpoint.
+        name: Its name: a file that is empty or begins with zeros has a fault if it is called like a
+            checkpoint.
 
     Raises:
         OSError: ``read`` failed.
     """
     head = read(0, min(KIND_BYTES, size_bytes))
     kind = kind_of(head)
-    is_named = name.lower().endswith(CHECKPOINT_SUFFIXES)
+    is_named = _is_checkpoint(name.lower())
     # A short rest does not show which kind of archive it was.
     if kind in _ARCHIVES or (is_named and zip_archive.begins(head)):
         return _archive_fault(read, size_bytes)
@@ -81,6 +85,12 @@ def fault(read: Read, size_bytes: int, name: bytes) -> str:
     if size_bytes < MAGIC_BYTES:
         return f"it is cut short: it has {size_bytes} bytes"
     return "" if head.strip(b"\0") else "its first bytes are zeros"
+
+
+def _is_checkpoint(name: bytes) -> bool:
+    if name.endswith(b".bin"):
+        return any(part in name for part in _BIN_PARTS)
+    return name.endswith(CHECKPOINT_SUFFIXES)
 
 
 def checksum_fault(read: Read, size_bytes: int) -> str:

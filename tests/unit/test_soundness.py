@@ -117,7 +117,12 @@ def test_files_of_no_known_format_are_never_broken() -> None:
         assert checksum_fault_of(data) == ""
 
 
-@pytest.mark.parametrize("name", [b"model.safetensors", b"step_5.PT", b"w.bin"])
+def test_an_array_without_a_header_may_begin_with_zeros() -> None:
+    for data in (b"", bytes(2), bytes(5000)):
+        assert fault_of(data, b"train.bin") == ""
+
+
+@pytest.mark.parametrize("name", [b"model.safetensors", b"step_5.PT", b"PyTorch_Model-00001.bin"])
 def test_an_empty_file_with_the_name_of_a_checkpoint_is_broken(name: bytes) -> None:
     assert fault_of(b"", name) == "it is empty"
     assert fault_of(bytes(9), name) == "it is cut short: it has 9 bytes"

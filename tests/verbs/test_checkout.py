@@ -40,6 +40,20 @@ def test_a_checkout_can_be_checked_out_again(box: Box):
     assert f"{third}: what was there before" in again.out
 
 
+def test_latest_is_the_same_snapshot_when_a_checkout_is_run_again(box: Box):
+    first, good, _ = two_versions(box)
+
+    for _ in range(2):
+        assert box.ciuic("checkout", "latest", box.source, "--delete").code == 0
+        assert photograph(box.source) == good
+    (box.source / "model.pt").write_bytes(b"evil")  # as if the first had been killed
+    outcome = box.ciuic("checkout", "latest-valid", box.source)
+
+    assert f"{first}: verified" in outcome.out
+    assert photograph(box.source) == good
+    assert box.ciuic("checkout", "before-checkout", box.source, "--dry-run").code == 0
+
+
 def test_a_dry_run_shows_both_and_changes_nothing(box: Box):
     first, _, evil = two_versions(box)
     store = photograph(box.store / "snapshots")
