@@ -32,10 +32,10 @@ def weights(shared: Shared) -> Path:
     return shared.box.source / "m.safetensors"
 
 
-def take(shared: Shared, content: bytes, **more: object) -> str:
+def take(shared: Shared, content: bytes, *roots: Path, **more: object) -> str:
     """Take a snapshot with this content, and leave ours on the disk."""
     weights(shared).write_bytes(content)
-    taken = shared.take(**more).id
+    taken = shared.take(*roots, **more).id
     weights(shared).write_bytes(OURS)
     return taken
 
@@ -257,6 +257,30 @@ def test_a_broken_file_inside_two_directories_is_put_back_once(shared: Shared) -
     assert done.code == 0, done.err
     assert [found["from"] for found in done.document["broken"]] == [ours]
     assert weights(shared).read_bytes() == OURS
+
+
+def test_what_an_inner_directory_passes_over_gets_no_version_of_another_machine(
+    shared: Shared,
+) -> None:
+    """Only another machine has snapshots of the outer directory, from before the failure."""
+    outer = shared.box.directory
+    shared.box.configure(outer, shared.box.source)
+    ours = take(shared, OURS)
+    take(shared, THEIRS, outer, on=OTHER)
+    cut(weights(shared))
+    beside = outer / "m.safetensors"
+    beside.write_bytes(OURS)
+    cut(beside)
+    shared.pass_hours(200)  # to a time after the change of the file
+    shared.take()
+
+    done = shared.box.ciuic("recover", "--json")
+
+    assert done.code == 3, done.err
+    assert [one["path"] for one in done.document["broken"]] == [str(beside)], done.err
+    assert weights(shared).stat().st_size == 5_000
+    done = shared.box.ciuic("recover", weights(shared), "--json")
+    assert [found["from"] for found in done.document["broken"]] == [ours], done.err
 
 
 def test_a_file_inside_two_directories_is_counted_once(shared: Shared) -> None:

@@ -70,6 +70,8 @@ def recover(
         work += [(found, search.snapshots) for found in broken]
         report.checked += finder.checked
         report.left_alone += finder.left_alone
+        # So that it counts for the files that its window passes over, too.
+        seen.add(search.root)
     report.broken = [found for found, _ in work]
     for found in report.broken:
         planned(found)
