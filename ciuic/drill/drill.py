@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
-from ciuic.catalog import list_snapshots
+from ciuic.catalog import all_snapshots, list_snapshots
 from ciuic.drill.choose import choose, sizes_bytes
 from ciuic.drill.compare import difference
 from ciuic.drill.loading import load_checkpoint
@@ -24,7 +24,14 @@ from ciuic.errors import (
     UnknownFormatError,
     UsageError,
 )
-from ciuic.model import CONSISTENT, Entry, PathWarning, path_text
+from ciuic.model import (
+    CONSISTENT,
+    Entry,
+    PathWarning,
+    SnapshotSummary,
+    complete_ones,
+    path_text,
+)
 from ciuic.progress import Progress
 from ciuic.restore.report import RestoreReport
 from ciuic.restore.restore import restore
@@ -151,27 +158,60 @@ def record_drill(
 
 
 def last_drill(store: Store) -> DrillRecord | None:
-    """Return the newest drill that the chunk index knows; None if it knows none or is damaged."""
+    """Return the newest drill that the chunk index knows; None if none can be found.
+
+    If this machine has snapshots, that of another machine's counts only if it failed, which is a
+    fault of the store, or if there is no other.
+    """
     with contextlib.suppress(StoreError):
-        index = store.existing_index
-        if index is not None:
-            return index.last_drill()
+        known = _drills(store)
+        own = _about_here(store, known)
+        return next((one for one in known if one.outcome or one in own), next(iter(known), None))
     return None
 
 
 def practiced_ns(store: Store) -> int | None:
     """Return when a recovery was practiced last, or could have been; None: there is no snapshot.
 
-    Without a drill on record, it is when the oldest snapshot was taken: one of this machine, if it
-    has any, because the others were there before its daemon.
+    Without a drill on record, it is when the oldest snapshot was taken. If this machine has
+    snapshots, the others' and their drills do not count: they show nothing about its own.
     """
-    last = last_drill(store)
-    if last is not None:
-        return last.done_ns
-    snapshots = list_snapshots(store)
+    for drill in _about_here(store, _drills(store)):
+        return drill.done_ns
+    own, others = _own_and_others(complete_ones(list_snapshots(store)))
+    return min((one.taken_ns for one in own or others), default=None)
+
+
+def _drills(store: Store) -> list[DrillRecord]:
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return index.drills()
+    return []
+
+
+def _about_here(store: Store, drills: list[DrillRecord]) -> list[DrillRecord]:
+    """Return the drills that are not of another machine's snapshots; all if this one has none.
+
+    The machine of a snapshot that is gone is not known. Such a drill counts: a policy that soon
+    forgets would otherwise leave no drill on record.
+    """
+    if not drills:
+        return []
+    own, others = _own_and_others(complete_ones(all_snapshots(store)))
+    foreign = {one.id for one in others} if own else set()
+    return [drill for drill in drills if drill.snapshot not in foreign]
+
+
+def _own_and_others(
+    snapshots: Iterable[SnapshotSummary],
+) -> tuple[list[SnapshotSummary], list[SnapshotSummary]]:
     here = this_machine()
-    own = [one for one in snapshots if one.owner.machine.is_same(here)]
-    return min((one.taken_ns for one in own or snapshots), default=None)
+    own: list[SnapshotSummary] = []
+    others: list[SnapshotSummary] = []
+    for one in snapshots:
+        (own if one.owner.machine.is_same(here) else others).append(one)
+    return own, others
 
 
 class _Drill:

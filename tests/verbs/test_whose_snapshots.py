@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from ciuic.config.load import load_settings
+from ciuic.drill.drill import last_drill
 from ciuic.maintain.label import change_tags
+from ciuic.store.index.places import DrillRecord
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock, local_time_text
 from ciuic.system.machine import Machine
@@ -451,6 +453,38 @@ def test_the_daemon_practices_on_a_snapshot_of_this_machine(shared: Shared, tmp_
         assert not is_drill_due(store, 86_400, now_ns), "the other machine's is older"
         assert is_drill_due(store, 1_800, now_ns)
     assert done() == ours
+
+
+def test_a_drill_of_another_machine_does_not_count_for_this_one(shared: Shared) -> None:
+    week_s, day_ns = 7 * 86_400, 86_400 * 10**9
+    theirs = take(shared, THEIRS, on=OTHER)
+    now_ns = shared.listed()[theirs].taken_ns + 14 * day_ns
+
+    def note(snapshot_id: str, *, days_ago: int, outcome: str = "") -> None:
+        record = DrillRecord(now_ns - days_ago * day_ns, snapshot_id, 1, 1, 1.0, False, outcome)
+        with open_store(str(shared.box.store), write=True) as store:
+            store.index.put_drill(record)
+            store.index.commit()
+
+    def seen() -> tuple[bool, str]:
+        with open_store(str(shared.box.store)) as store:
+            last = last_drill(store)
+            assert last is not None
+            return is_drill_due(store, week_s, now_ns), last.snapshot
+
+    note(theirs, days_ago=1)
+    assert seen() == (False, theirs), "this machine has no snapshot, so it uses theirs"
+
+    ours = take(shared, OURS)
+    assert seen() == (True, theirs)
+    assert "a snapshot of gpu2" in checks(shared)[0]
+    note(ours, days_ago=8)
+    assert seen() == (True, ours)
+    note(ours, days_ago=6)
+    assert seen() == (False, ours)
+    assert "a snapshot of gpu2" not in checks(shared)[0]
+    note(theirs, days_ago=0, outcome="1 damaged")
+    assert seen() == (False, theirs), "the damage is in the store of both"
 
 
 def test_several_other_machines_and_none_here_leave_nothing_to_practice_on(

@@ -237,13 +237,14 @@ class Records(Database):
                 (_DRILLS_KEPT,),
             )
 
-    def last_drill(self) -> DrillRecord | None:
-        """Return the newest drill; None if there was none."""
+    def drills(self) -> list[DrillRecord]:
+        """Return the drills, newest first."""
         with self._lock, self._faults():
-            row = self._db.execute("SELECT * FROM drill ORDER BY done_ns DESC LIMIT 1").fetchone()
+            rows = self._db.execute("SELECT * FROM drill ORDER BY done_ns DESC").fetchall()
+        return [self._drill(row) for row in rows]
+
+    def _drill(self, row: tuple[Any, ...]) -> DrillRecord:
         match row:
-            case None:
-                return None
             case (int(), str(), int(), int(), float(), 0 | 1, str()):
                 return DrillRecord(*row)
         raise IndexDamagedError(f"the chunk index {self._path} has an impossible drill")
