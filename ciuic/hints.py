@@ -1,7 +1,6 @@
 """Commands inside messages: a user pastes them, so they must reach the place they are about."""
 
 import contextlib
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,8 +27,9 @@ def aimed(text: str, options: Sequence[str], configured: str = "") -> str:
     if _COMMAND not in text:
         return text
     if "--store" not in options and "://" in configured:
-        address = re.escape(configured.rstrip("/"))
-        text = re.sub(rf"{_COMMAND}--store {address}/? ", _COMMAND, text)
+        address = configured.rstrip("/")
+        for form in (address, f"{address}/"):
+            text = text.replace(f"{_COMMAND}--store {shlex.quote(form)} ", _COMMAND)
     if not options:
         return text
     first, *rest = text.split(_COMMAND)

@@ -70,7 +70,7 @@ def _write_file(store: Store, located: Located) -> None:
     if located.entry.state == UNREADABLE:
         raise CiuicError(
             f"{printable(located.path)} could not be read when the snapshot was taken",
-            hint="Try an older snapshot; 'ciuic list --path' shows which have it.",
+            hint="Try an older snapshot; 'ciuic list --path PATH' shows which have it.",
         )
     for part in read_file(store, located.entry):
         sys.stdout.buffer.write(part)

@@ -127,7 +127,7 @@ def _refuse_absence(
     if tensor is not None and not tensors:
         raise PathNotFoundError(
             f"no version of {path_text(path)} has the tensor {tensor!r}",
-            hint="'ciuic diff --tensors' shows the names of tensors that changed.",
+            hint="'ciuic diff --tensors A B' shows the names of tensors that changed.",
         )
 
 

@@ -103,7 +103,7 @@ def command(
         if not os.path.lexists(path):
             raise UsageError(
                 f"{printable(path_text(path))} does not exist",
-                hint="'ciuic restore -p PATH' restores what is gone.",
+                hint="'ciuic restore -s latest -p PATH' restores what is gone.",
             )
     with interruptible() as cancelled, opened_with_copies(session) as store:
         found = sources_of(store, roots, host)

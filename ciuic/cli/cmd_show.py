@@ -153,7 +153,8 @@ def _path_lines(manifest: Manifest) -> list[tuple[str, str]]:
     named = sum(not warning.harmless for warning in manifest.trouble)
     unnamed = manifest.summary.trouble_count - named
     if unnamed > 0:
-        text = f"and {counted(unnamed, 'more path')}; 'ciuic ls -R' marks them all"
+        marked = f"'ciuic ls -R {manifest.summary.id}' marks them all"
+        text = f"and {counted(unnamed, 'more path')}; {marked}"
         lines.append(("trouble", hinted(text)))
     return lines
 

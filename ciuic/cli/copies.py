@@ -68,8 +68,8 @@ def print_holders(
             where = shlex.quote(address)
             advise(
                 f"the copy {printable(address)} has the damaged data intact: 'ciuic repair --apply'"
-                f" takes it from there, 'ciuic --store {printable(where)} restore' restores from"
-                " there"
+                f" takes it from there, 'ciuic --store {printable(where)} restore -s ID -p PATH'"
+                " restores from there"
             )
 
 

@@ -54,7 +54,7 @@ def _print_hot(report: ReflinkReport, *, only_newest: bool) -> None:
         for bad in snapshot.damaged:
             click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}")
     if not report.ok:
-        advise("use 'ciuic restore --no-hot'; 'ciuic snapshot --base' makes new copies")
+        advise("give 'ciuic restore' --no-hot; 'ciuic snapshot --base' makes new copies")
     elif not report.copies:
         click.echo("there are no reflink copies to verify; restore reads the store", err=True)
     if only_newest:

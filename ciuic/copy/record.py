@@ -5,6 +5,7 @@ is missing or damaged costs a walk through the copy, and no snapshot.
 """
 
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -92,8 +93,8 @@ class Standing:
         """How to bring it up to date."""
         init = " --init" if self.tried_ns is None else ""
         return (
-            f"Run 'ciuic copy --to {self.name}{init}', and 'systemctl enable --now ciuic-copy.path"
-            " ciuic-copy.timer' to copy after each snapshot."
+            f"Run 'ciuic copy --to {shlex.quote(self.name)}{init}', and 'systemctl enable --now"
+            " ciuic-copy.path ciuic-copy.timer' to copy after each snapshot."
         )
 
     def as_json(self) -> Document:

@@ -198,7 +198,7 @@ def refuse_nothing(store: Store, targets: list[Target], selection: Selection) ->
     raise PathNotFoundError(
         f"{selection.text} leaves nothing of {listed([path_text(targets[0].path)], len(targets))}",
         hint="A pattern matches a name at any depth, the end of a path, or a path from its '/';"
-        " 'ciuic restore --help' has examples, 'ciuic ls -R' the paths.",
+        " 'ciuic restore --help' has examples, 'ciuic ls -R ID' shows the paths.",
     )
 
 

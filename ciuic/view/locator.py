@@ -183,7 +183,7 @@ class Locator:
         if rule:
             return PathNotFoundError(
                 f"{message}: left out by {rule}",
-                hint="'ciuic list --path' shows which snapshots have it.",
+                hint="'ciuic list --path PATH' shows which snapshots have it.",
             )
         self.find(path)  # the rules have asked for other paths since
         nearest = self._way[-1].located

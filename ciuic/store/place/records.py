@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
@@ -153,7 +154,7 @@ def header_data(place: Place) -> bytes:
         refuse_lost_header(place)
         raise StoreError(
             f"there is no store at {place.name}",
-            hint=f"Create it with 'ciuic --store {place.name} init'.",
+            hint=f"Create it with 'ciuic --store {shlex.quote(place.name)} init'.",
         ) from error
 
 
@@ -171,7 +172,7 @@ def refuse_lost_header(place: Place) -> None:
         if any(parse(found.key.rpartition("/")[2]) is not None for found in place.list(folder)):
             raise StoreError(
                 f"the store at {place.name} has lost its header {layout.HEADER}",
-                hint=_REPAIR.format(place.name),
+                hint=_REPAIR.format(shlex.quote(place.name)),
             )
 
 
@@ -186,7 +187,7 @@ def decoded_header(place: Place, data: bytes) -> Header:
     try:
         return decode_header(data)
     except CorruptionError as error:
-        hint = _REPAIR.format(place.name)
+        hint = _REPAIR.format(shlex.quote(place.name))
         raise CorruptionError(f"{path}: {error.message}", hint=hint) from error
     except UnknownFormatError as error:
         raise UnknownFormatError(f"{path}: {error.message}", hint=error.hint) from error
