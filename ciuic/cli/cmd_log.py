@@ -83,19 +83,23 @@ def command(
             and (host is None or snapshot.owner.machine.is_called(host))
         ]
         warn_damaged(session, store)
+        absence = "" if snapshots else none_matches(listed, tag=tag, root=root, host=host)
         if wanted is None:
             rows = descent(snapshots)
             if as_json:
                 print_json_array(snapshot_json(row) for row in rows)
             else:
                 print_descent(rows, shown_ids(store), graph=graph)
-                if not rows and (absence := none_matches(listed, tag=tag, root=root, host=host)):
+                if absence:
                     click.echo(absence, err=True)
             return
         found = history(store, snapshots, wanted)
         tensors = [] if tensor is None else tensor_history(store, found, wanted, tensor)
         if not session.damaged:  # a snapshot that cannot be read may have it
-            _refuse_absence(wanted, found, tensor, tensors)
+            if absence:
+                raise PathNotFoundError(absence, hint="'ciuic list' shows the snapshots.")
+            which = "" if len(snapshots) == len(listed) else " that matches the options"
+            _refuse_absence(wanted, found, tensor, tensors, which)
         short = {} if as_json else shown_ids(store)
         if as_json and tensor is not None:
             print_json_array(tensor_json(one, wanted, tensor) for one in tensors)
@@ -113,15 +117,18 @@ def _refuse_absence(
     found: Sequence[Change],
     tensor: str | None,
     tensors: Sequence[TensorVersion],
+    which: str,
 ) -> None:
     """Refuse a path or a tensor that no snapshot has: a name with a mistake has no history.
+
+    ``which`` says which snapshots were looked at; it is empty if all were.
 
     Raises:
         PathNotFoundError: No snapshot has it.
     """
     if not found:
         raise PathNotFoundError(
-            f"no snapshot holds {path_text(path)}",
+            f"no snapshot{which} holds {path_text(path)}",
             hint="'ciuic find NAME' looks for a name in all snapshots.",
         )
     if tensor is not None and not tensors:

@@ -90,6 +90,21 @@ def test_a_path_that_no_snapshot_has_is_refused(box: Box) -> None:
     assert (as_json.code, as_json.document["error"]["kind"]) == (1, "path_not_found")
 
 
+def test_options_that_leave_no_snapshot_are_named_and_not_the_path(box: Box) -> None:
+    file = box.source / "a"
+    file.write_text("x")
+    box.take(tags=("good",))
+    (box.source / "b").write_text("x")
+    box.take()
+
+    by_host = box.ciuic("log", file, "--host", "nope")
+    by_tag = box.ciuic("log", box.source / "b", "--tag", "good")
+
+    assert (by_host.code, by_tag.code) == (1, 1)
+    assert "no snapshot matches --host 'nope'; the hosts are " in " ".join(by_host.err.split())
+    assert "no snapshot that matches the options holds " in " ".join(by_tag.err.split())
+
+
 def test_two_slashes_before_a_path_are_one(box: Box) -> None:
     (box.source / "a").write_text("x")
     box.take()
