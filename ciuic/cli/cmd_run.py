@@ -14,6 +14,7 @@ from ciuic.cli.after_failure import recover_files, take_emergency
 from ciuic.cli.alerting import Alerts
 from ciuic.cli.guarding import (
     JobEvents,
+    announce_host,
     announce_logs,
     announce_snapshots,
     channels_of,
@@ -117,6 +118,8 @@ def command(
     alerts = Alerts(channels_of(session), name, clock)
     cgroup = _cgroup(name, limits)
     can_snapshot = announce_snapshots(session)
+    if can_snapshot and host is not None:
+        announce_host(session, host)
     become_subreaper()
     block_signals()
     watched = JobLogs(paths, rules if paths else (), clock)

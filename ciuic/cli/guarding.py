@@ -32,6 +32,7 @@ from ciuic.units import counted, format_duration
 
 __all__ = [
     "JobEvents",
+    "announce_host",
     "announce_logs",
     "announce_snapshots",
     "channels_of",
@@ -331,6 +332,18 @@ def announce_snapshots(session: Session) -> bool:
         why = f"the store cannot be opened: {os.strerror(error.errno or 0)}"
     say(f"no snapshot can be taken if the job fails: {why}")
     return False
+
+
+def announce_host(session: Session, host: str) -> None:
+    """Say on stderr if a restart could put back no version of this host: its name may be wrong."""
+    from ciuic.cli.opening import opened
+    from ciuic.guard.recovery.versions import sources_of
+
+    try:
+        with opened(session) as store:
+            sources_of(store, (), host)
+    except CiuicError as error:
+        say(f"no broken file can be put back if the job fails: {error.message}", error.hint)
 
 
 def run_rule_command(pid: int, text: str, name: str, found: Finding) -> int:

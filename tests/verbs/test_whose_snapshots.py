@@ -332,7 +332,20 @@ def test_a_user_chooses_the_machine_for_a_restart(shared: Shared) -> None:
     take(shared, THEIRS, on=OTHER)
     take(shared, OTHERS, on=THIRD)
     assert shared.box.ciuic("run", "--host", "gpu3", "--", "true").code == 2
-    assert restarted(shared, OTHERS, "--host", "gpu3").code == 0
+    chosen = restarted(shared, OTHERS, "--host", "gpu3")
+    assert chosen.code == 0
+    assert "no broken file can be put back" not in chosen.err
+
+
+def test_a_host_without_snapshots_is_named_before_the_job_starts(shared: Shared) -> None:
+    take(shared, THEIRS, on=OTHER)
+
+    done = shared.box.ciuic("run", "--restart", "1", "--host", "gpu9", "--", "echo", "started")
+
+    assert (done.code, done.out) == (0, "started\n")
+    said = " ".join(done.err.split())
+    assert "no broken file can be put back if the job fails: no snapshot was taken on" in said
+    assert "the host 'gpu9'; the hosts are gpu2" in said
 
 
 def test_with_several_other_machines_a_recovery_changes_nothing_until_one_is_chosen(
