@@ -114,7 +114,7 @@ class Metrics:
         if not is_taking:
             with (
                 contextlib.suppress(CiuicError, OSError),
-                open_configured(settings) as store,
+                open_configured(settings, patient=False) as store,
             ):
                 self._look(store)
                 self._look_at_schedules(settings)

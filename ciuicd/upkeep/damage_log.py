@@ -53,7 +53,7 @@ class DamageLog:
         """
         if self._has_recalled or not settings.scrub_budget_s:
             return
-        with open_configured(settings) as store:
+        with open_configured(settings, patient=False) as store:
             report = lost_before(store)
         self._has_recalled = True
         if report is not None:

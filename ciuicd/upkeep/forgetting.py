@@ -53,7 +53,7 @@ def forget(
         rules=settings.exclude_rules,
         schedules=settings.terms,
     )
-    with open_configured(settings) as store:
+    with open_configured(settings, patient=False) as store:
         plan = plan_now(store)
         left_out = damaged_manifests(store)
         own = [summary for summary, _ in (*plan.kept, *plan.forgotten)]
@@ -73,7 +73,7 @@ def forget(
         # Plan again under the lock, where no other process can change the snapshots.
         # In a bucket, marks need no lock.
         write = not is_url(settings.snapshot_dir)
-        with open_configured(settings, write=write, wait_s=_LOCK_WAIT_S) as store:
+        with open_configured(settings, write=write, wait_s=_LOCK_WAIT_S, patient=False) as store:
             refuse_other(store, store_id)
             plan = plan_now(store)
             apply_forget(store, plan, clock.now_ns())

@@ -56,7 +56,7 @@ class Drills:
         tried_s = self._tried_s
         if tried_s is not None and self._clock.monotonic_s() - tried_s < _DRILL_AGAIN_S:
             return False
-        with open_configured(settings) as store:
+        with open_configured(settings, patient=False) as store:
             return is_drill_due(store, settings.drill_interval_s, self._clock.now_ns())
 
     def begin(self) -> None:

@@ -90,7 +90,7 @@ class Pruning:
             or not is_short_of_space(settings.snapshot_dir, PRUNE_RESERVE)
         ):
             return not is_url(settings.snapshot_dir) and self._is_crowded(settings, limit_ns)
-        with open_configured(settings) as store:
+        with open_configured(settings, patient=False) as store:
             # An interrupted prune emptied the trash, and did not remove all its packs.
             if store.prune_mark.is_set:
                 return True

@@ -85,7 +85,7 @@ class Scrubbing:
         today = self._clock.now_ns() // _DAY_NS
         if self._day.number != today:
             # The store has a record of what an earlier daemon read today.
-            with open_configured(settings) as store:
+            with open_configured(settings, patient=False) as store:
                 self._day = _Day(today, read_since_s(store, today * _DAY_NS))
         return settings.scrub_budget_s - self._day.spent_s
 

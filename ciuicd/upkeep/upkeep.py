@@ -11,7 +11,8 @@ hour later. What a scrub of a bucket finds, this machine alone remembers.
 
 All stop for a snapshot that is due or requested, and for the end of the daemon. Finished work
 is kept, and the next run continues. A failure is one line in the log, and never ends the daemon or
-costs a snapshot.
+costs a snapshot. The main thread forgets and looks for work: it does not wait for the server of a
+bucket that is away, because a stop would wait too, and asks again later.
 """
 
 import functools
@@ -152,7 +153,7 @@ class Upkeep:
                 self._pruning.begin()
                 begin("prune", lambda stop, ends: self._pruning.run(settings, stop, ends))
         with attempt(functools.partial(self._failed, "scrub")):
-            if self._scrubbing.is_due(settings) and not is_needed_elsewhere():
+            if not is_needed_elsewhere() and self._scrubbing.is_due(settings):
                 # A search for affected files goes on at the next scrub, from where it was.
                 begin("scrub", lambda stop, _: self._scrubbing.run(settings, stop), apart=False)
         with attempt(functools.partial(self._failed, "drill")):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ciuic.config.load import load_settings
+from ciuic.config.settings import Settings
 from ciuic.errors import CiuicError, ResourceError
 from ciuic.model import COMMAND, ExcludeRules
 from ciuic.store import addressed
@@ -16,7 +17,9 @@ from ciuic.store.directory.create import create_store
 from ciuic.system.clock import SystemClock
 from ciuicd.attempts import Attempt, Attempts
 from ciuicd.jobs.job import Job
+from ciuicd.metrics.gauges import Metrics
 from ciuicd.schedules.state import ScheduleState
+from ciuicd.upkeep.upkeep import Upkeep
 from tests.kit.clock import ManualClock
 
 _SLOT_BEGINS_NS = 1_800_000_000 * 1_000_000_000
@@ -131,11 +134,11 @@ def test_snapshots_that_overlap_without_a_gap_let_upkeep_have_its_turn_after_an_
     assert site.forgets == 2
 
 
-def test_a_server_that_does_not_answer_is_left_to_the_process_of_the_snapshot(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the main thread would wait for it, and with it those under way and a stop."""
+@pytest.fixture
+def unanswered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """Settings with a bucket whose server does not answer."""
     monkeypatch.setattr(addressed, "_QUICK_S", 0.2)
+    monkeypatch.setattr(addressed, "_PATIENCE_S", 0.2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -145,14 +148,41 @@ def test_a_server_that_does_not_answer_is_left_to_the_process_of_the_snapshot(
         config.write_text(
             "snapshot_dir = s3://bucket\nsnapshot_paths = /home\n"
             f"store_endpoint = http://127.0.0.1:{port}\nstore_allow_http = yes\n"
+            f"metrics_file = {tmp_path}/metrics\n"
         )
-        state = ScheduleState(load_settings(str(config)).schedules[0], site.clock, lambda: None)
-        planned = site.attempts.scheduled(state)
-        begin_s = SystemClock().monotonic_s()
-        site.attempts.begin(planned)
-        took_s = SystemClock().monotonic_s() - begin_s
+        yield load_settings(str(config))
+
+
+def test_a_server_that_does_not_answer_is_left_to_the_process_of_the_snapshot(
+    site: Site, unanswered: Settings
+) -> None:
+    """Else the main thread would wait for it, and with it those under way and a stop."""
+    state = ScheduleState(unanswered.schedules[0], site.clock, lambda: None)
+    planned = site.attempts.scheduled(state)
+    begin_s = SystemClock().monotonic_s()
+    site.attempts.begin(planned)
+    took_s = SystemClock().monotonic_s() - begin_s
     assert planned in site.attempts.under_way, "its process asks the server again, and waits"
     assert took_s < 30
+
+
+def test_upkeep_and_metrics_do_not_wait_for_a_server_that_does_not_answer(
+    unanswered: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The main thread forgets, looks for work and writes metrics, and a stop would wait."""
+    clock = ManualClock(_SLOT_BEGINS_NS)
+    upkeep = Upkeep(clock, lambda: None, store_id=None)
+    begin_s = SystemClock().monotonic_s()
+    upkeep.after_snapshot(unanswered)
+    upkeep.run(unanswered, lambda: False)
+    Metrics(clock).write(unanswered, next_due_ns=None, is_taking=False)
+    took_s = SystemClock().monotonic_s() - begin_s
+    assert took_s < 60
+    for task in ("forget", "prune", "scrub", "drill"):
+        assert f"{task} failed: " in caplog.text
+    assert not upkeep.is_due(unanswered)
+    clock.advance(3600)
+    assert upkeep.is_due(unanswered), "it asks again"
 
 
 def test_a_slot_whose_process_met_a_limit_is_repeated_once(site: Site, tmp_path: Path) -> None:
