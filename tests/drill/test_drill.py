@@ -1,5 +1,6 @@
 """``ciuic drill`` on sound and on damaged stores."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -35,6 +36,11 @@ def scratch(tmp_path: Path) -> Path:
     path.mkdir()
     yield path
     assert not list(path.iterdir())
+
+
+needs_safetensors = pytest.mark.skipif(
+    importlib.util.find_spec("safetensors") is None, reason="safetensors is not installed"
+)
 
 
 def fill(box: Box) -> None:
@@ -77,6 +83,7 @@ def practice(box: Box) -> str:
     return f"{found['level']}: {found['what']}"
 
 
+@needs_safetensors
 def test_a_full_drill_restores_compares_and_loads_everything(box: Box, scratch: Path) -> None:
     fill(box)
 
@@ -94,6 +101,7 @@ def test_a_full_drill_restores_compares_and_loads_everything(box: Box, scratch: 
     assert loaded == {"weights.safetensors": ("safetensors", 2), "loss.npy": ("numpy", 1)}
 
 
+@needs_safetensors
 def test_checkpoints_load_from_paths_that_packages_and_the_kernel_refuse(
     box: Box, scratch: Path, tmp_path: Path
 ) -> None:
@@ -183,6 +191,7 @@ def test_a_damaged_directory_is_named_and_the_drill_covers_the_rest(
     assert f"{box.source / 'lost'}: DAMAGED: the directory cannot be read: " in said.out
 
 
+@needs_safetensors
 def test_a_checkpoint_that_does_not_load_is_named(box: Box, scratch: Path) -> None:
     whole = safetensors({"a": os.urandom(4000)})
     (box.source / "cut.safetensors").write_bytes(whole[:2000])
