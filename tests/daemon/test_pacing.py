@@ -109,6 +109,16 @@ def is_on():
     return now - seen[1] < 0.06
 """
 """A training that waits for the disk only while the process of a snapshot reads from it."""
+OURS = """
+import sys, psutil
+from ciuic.snapshot.pace import disk_waits
+every = disk_waits.training_processes
+ours = psutil.Process({pid})
+disk_waits.training_processes = lambda: sorted({{one.pid for one in ours.children()}} & {{*every()}})
+from ciuicd.__main__ import main
+sys.exit(main(sys.argv[4:]))
+"""
+"""The daemon of a machine without the trainings of other tests. Its own command follows."""
 
 
 @pytest.mark.root
@@ -120,7 +130,8 @@ def test_without_pressure_information_a_snapshot_slows_down_for_the_disk_waits_o
     nothing.mkdir()
     hide = ("unshare", "-m", "sh", "-c", 'mount --bind "$0" /proc/pressure && exec "$@"')
     slow.configure(io_priority="none", pressure_limit="5%")
-    daemon = slow.launch(wrapper=(*hide, str(nothing), *SLOW_DISK))
+    ours = (sys.executable, "-c", OURS.format(pid=os.getpid()))
+    daemon = slow.launch(wrapper=(*hide, str(nothing), *SLOW_DISK, *ours))
     condition = WHILE_READING.format(pid=daemon.process.pid)
     job = start_waiting(
         slow.directory / "job", variables=JOB if is_job else {}, condition=condition
