@@ -114,7 +114,8 @@ import sys, psutil
 from ciuic.snapshot.pace import disk_waits
 every = disk_waits.training_processes
 ours = psutil.Process({pid})
-disk_waits.training_processes = lambda: sorted({{one.pid for one in ours.children()}} & {{*every()}})
+ours_now = lambda: {{one.pid for one in ours.children()}}
+disk_waits.training_processes = lambda: sorted(ours_now() & {{*every()}})
 from ciuicd.__main__ import main
 sys.exit(main(sys.argv[4:]))
 """
