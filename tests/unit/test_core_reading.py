@@ -161,7 +161,7 @@ def test_a_reader_closes_every_file(compiled: Core, directory: int, tmp_path: Pa
         (tmp_path / os.fsdecode(name)).write_bytes(name)
     open_files = len(os.listdir("/proc/self/fd"))
     assert None not in read(compiled, directory, *names)
-    assert len(os.listdir("/proc/self/fd")) == open_files
+    assert len(os.listdir("/proc/self/fd")) <= open_files
     inodes = {f":{(tmp_path / os.fsdecode(name)).stat().st_ino} " for name in names}
     locks = [line for line in Path("/proc/locks").read_text().splitlines() if "LEASE" in line]
     assert not [line for line in locks if any(inode in line for inode in inodes)]
