@@ -233,8 +233,8 @@ def test_a_snapshot_whose_process_is_killed_is_one_line_and_the_next_is_taken(
 ) -> None:
     machine, daemon, gate = held
     (taking,) = below(daemon)
-    gate.touch()
     taking.suspend()
+    gate.touch()
     taking.kill()
     daemon.wait_for_log("snapshot failed: the daemon's process that did the work was killed by")
     assert (

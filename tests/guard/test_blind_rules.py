@@ -9,6 +9,7 @@ import pytest
 from ciuic.guard.job.logs import JobLogs
 from ciuic.guard.rules.language import Rule, parse_rule
 from tests.kit.clock import ManualClock
+from tests.kit.daemon import wait_until
 from tests.kit.jobs import Run
 from tests.kit.program import ciuic
 
@@ -92,10 +93,12 @@ def test_a_field_of_some_steps_is_enough(tmp_path: Path) -> None:
 def test_run_says_it_on_stderr_and_as_an_alert(tmp_path: Path) -> None:
     log, heard, config = tmp_path / "log", tmp_path / "heard", tmp_path / "ciuic.conf"
     config.write_text(
-        f"[rule odd]\nwhen = train_loss > 5\n[alert all]\ntype = command\ncommand = cat > {heard}\n"
+        "[rule odd]\nwhen = train_loss > 5\n"
+        f"[alert all]\ntype = command\ncommand = cat > {heard}.new; mv {heard}.new {heard}\n"
     )
     lines = [json.dumps({"step": at, "loss": 9}) for at in range(150)]
-    write = f"cat > {log} <<END\n" + "\n".join(lines) + "\nEND\nsleep 6"
+    wait = f"while [ ! -e {heard} ]; do sleep 0.1; done"
+    write = f"cat > {log} <<END\n" + "\n".join(lines) + f"\nEND\n{wait}"
     arguments = ["--config", config, "run", "--job", "j", "--log", log, "--", "sh", "-c", write]
     with Run(*arguments) as job:
         assert job.end() == 0
@@ -128,7 +131,14 @@ def test_a_directory_is_no_log(tmp_path: Path, words: tuple[str, ...]) -> None:
 
 
 def test_watch_names_a_log_that_never_appears(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "1"]) as job:
-        done = ciuic("watch", "--pid", str(job.pid), "--job", "j", "--log", tmp_path / "trian")
-    assert f"there is no log {tmp_path / 'trian'} yet" in " ".join(done.err.split())
-    assert "trian never appeared, so no rule watched it" in " ".join(done.err.split())
+    log = tmp_path / "trian"
+    with (
+        subprocess.Popen(["sleep", "600"]) as job,
+        Run("watch", "--pid", str(job.pid), "--job", "j", "--log", log) as run,
+    ):
+        try:
+            wait_until("it says so", lambda: f"no log {log} yet" in " ".join(run.err.split()))
+        finally:
+            job.kill()
+        run.end()
+    assert "trian never appeared, so no rule watched it" in " ".join(run.err.split())

@@ -169,7 +169,7 @@ def repaired(directory: Path, rng: random.Random) -> Story:
 
     def harm(store: Path) -> None:
         *rotten, cut = sorted((store / "packs").iterdir())
-        for file in [*rotten, next((store / "snapshots").iterdir())]:
+        for file in [*rotten, min((store / "snapshots").iterdir())]:
             data = bytearray(file.read_bytes())
             at = rng.randrange(len(data) - 64)
             data[at : at + 64] = rng.randbytes(64)

@@ -60,7 +60,7 @@ def test_an_interrupt_while_the_program_ends_does_not_cost_its_last_state(tmp_pa
         "manager.save_snapshot({'w': np.arange(1_000.)}, epoch=1)\n"
         "print(manager._saves.writer_pid, flush=True)\n"
         "signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
-        "atexit.register(signal.setitimer, signal.ITIMER_REAL, 0.2)\n"
+        "atexit.register(signal.setitimer, signal.ITIMER_REAL, 1.0)\n"
     )
     # A file: the other process holds a pipe open until the save has ended.
     with (

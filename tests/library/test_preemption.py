@@ -196,11 +196,11 @@ def test_the_wait_for_a_writer_that_hangs_ends_in_time(tmp_path):
         os.kill(writer.pid, signal.SIGSTOP)
         try:
             began_s = time.monotonic()
-            writer.close(1.0)
+            writer.close(3.0)
             took_s = time.monotonic() - began_s
         finally:
             os.kill(writer.pid, signal.SIGCONT)
-        assert 1.0 <= took_s < 1.9, "the thread that listens was waited for as well"
+        assert 3.0 <= took_s < 5.8, "the thread that listens was waited for as well"
 
 
 def test_the_failure_of_an_earlier_save_does_not_prevent_the_last_one(manager):

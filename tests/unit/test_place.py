@@ -154,9 +154,8 @@ def test_a_directory_that_is_not_mounted_is_not_an_empty_place(tmp_path):
     assert not (tmp_path / "mount").exists()
 
 
-def test_no_symlink_is_followed(directory_place, tmp_path):
-    outside = tmp_path.parent / "outside"
-    outside.mkdir()
+def test_no_symlink_is_followed(directory_place, tmp_path, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
     (outside / "secret").write_bytes(b"secret")
     (tmp_path / "link").symlink_to(outside / "secret")
     (tmp_path / "folder").symlink_to(outside)

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -186,8 +187,9 @@ def lease_is_being_broken(path: Path) -> bool:
 
 
 def locks(path: Path) -> list[str]:
-    inode = f":{path.stat().st_ino} "
-    return [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
+    """Return the locks of this process; another one may lock the same number of another disk."""
+    holder = re.compile(rf" {os.getpid()} \S+:{path.stat().st_ino} ")
+    return [line for line in Path("/proc/locks").read_text().splitlines() if holder.search(line)]
 
 
 def test_a_reader_releases_the_file_when_it_is_done(path: Path, directory: int) -> None:

@@ -3,6 +3,8 @@
 The bucket is a directory here, behind the same interface; tests/s3 has a real server.
 """
 
+import os
+
 import pytest
 
 from ciuic.catalog import lost_snapshots
@@ -13,6 +15,10 @@ from ciuic.errors import CorruptionError
 from ciuic.maintain.prune.bucket.prune import finish_condemned, is_unfinished
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.manifests import put_back_manifests
+from ciuic.store.records.layout import pack_name
+from ciuic.system.hashing import data_id
+from ciuic.view.content import read_file
+from ciuic.view.locator import locate
 from tests.kit.buckets import FolderMachine, write
 
 pytestmark = pytest.mark.root
@@ -212,11 +218,14 @@ def test_a_manifest_that_was_purged_meanwhile_is_not_put_back(bucket):
 def test_a_manifest_that_comes_back_without_its_chunks_is_named(bucket):
     machine = newcomer(bucket, "one")
     _, second, _ = in_order(machine)
+    with newcomer(bucket, "before").opened() as store:
+        path = os.fsencode(bucket.parent / "source" / "b")
+        content = read_file(store, locate(store, store.manifest(second), path).entry)
+        name = data_id(b"".join(content))
+        pack = pack_name(store.reader.places([name])[name].pack_id)
     (bucket / f"snapshots/{second}.json").unlink()
-    newest = max((bucket / "packs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     machine.verify()
-    sizes = {path: path.stat().st_size for path in (bucket / "packs").iterdir() if path != newest}
-    max(sizes, key=lambda path: (sizes[path], path.stat().st_mtime_ns)).unlink()
+    (bucket / "packs" / pack).unlink()
 
     plan = repair(machine)
 

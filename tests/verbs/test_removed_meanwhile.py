@@ -15,6 +15,7 @@ from ciuic.store.place.bucket import StoreInBucket
 from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.buckets import FolderMachine, write
+from tests.kit.damage import pack_of
 from tests.kit.program import environment
 
 _PRUNING = """
@@ -113,8 +114,7 @@ def test_a_repair_takes_packs_that_a_prune_removes_meanwhile_for_no_damage(
 
 
 def test_a_repair_names_a_pack_that_is_gone_without_a_prune(box: Box) -> None:
-    packs = [pack for pack in (box.store / "packs").iterdir() if pack.stat().st_size > 3_000_000]
-    max(packs, key=lambda pack: pack.stat().st_mtime_ns).unlink()
+    pack_of(box.store, (box.source / "inner" / "model").read_bytes()[: 1024 * 1024]).unlink()
     with open_store(str(box.store)) as store:
         found = plan.plan_repair(store, parity=0.0)
 

@@ -470,7 +470,7 @@ def test_a_scrub_beside_a_writer_reads_and_says_that_it_could_not_write(two: Box
 def test_a_damaged_manifest_is_remembered_when_the_writer_beside_the_scrub_has_ended(
     two: Box,
 ) -> None:
-    flip_byte(next((two.store / "snapshots").iterdir()), 40)
+    flip_byte(two.store / "snapshots" / f"{two.snapshots()[0].id}.json", 40)
     with contextlib.ExitStack() as writer:
         writer.enter_context(open_store(str(two.store), write=True))
         report = scrubbed(two, progress=lambda *_: writer.close())
