@@ -358,7 +358,8 @@ class _Scrub:
                 # Even if the chunk index has never known the packs that are gone.
                 if not report.has_gone:
                     store.index.note_gone([UNNAMED])
-                store.index.note_lost(lost)
+                if not report.unreachable:  # its chunks are missing only as long as it is
+                    store.index.note_lost(lost)
                 store.index.confirm_gone(self._clock.now_ns())
             else:
                 store.index.forget_gone()
