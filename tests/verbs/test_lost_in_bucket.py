@@ -3,9 +3,11 @@
 The bucket is a directory here, behind the same interface; tests/s3 has a real server.
 """
 
+import functools
+
 import pytest
 
-from ciuic.catalog import lost_snapshots
+from ciuic.catalog import known_lost, lost_snapshots
 from ciuic.copy.copy import CopyRequest, copy_snapshots
 from ciuic.copy.repair import repair_from_copy
 from ciuic.copy.report import CopyReport
@@ -13,6 +15,11 @@ from ciuic.errors import CorruptionError
 from ciuic.maintain.prune.bucket.prune import finish_condemned, is_unfinished
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.manifests import put_back_manifests
+from ciuic.maintain.scrub.bucket import Bucket
+from ciuic.maintain.scrub.scrub import scrub
+from ciuic.store.addressed import open_at_address
+from ciuic.store.records.layout import pack_name
+from ciuic.system.hashing import data_id
 from tests.kit.buckets import FolderMachine, write
 
 pytestmark = pytest.mark.root
@@ -222,6 +229,45 @@ def test_a_manifest_that_comes_back_without_its_chunks_is_named(bucket):
 
     assert plan.is_hopeless
     assert (bucket / f"snapshots/{second}.json").exists()
+
+
+def pack_of(machine, content):
+    """The pack that has this content."""
+    with machine.opened() as store:
+        (place,) = store.reader.places([data_id(content)]).values()
+    return machine.cache.parent / "bucket/packs" / pack_name(place.pack_id)
+
+
+@pytest.mark.parametrize("is_scrubbed", [True, False])
+def test_what_a_lost_manifest_needs_stays_known_as_lost(bucket, tmp_path, is_scrubbed):
+    machine = newcomer(bucket, "one")
+    live = tmp_path / "source/c"
+    content, name = live.read_bytes(), in_order(machine)[2]
+    live.unlink()
+    machine.take_at(machine.place(), tmp_path / "source")
+    pack_of(machine, content).unlink()
+    if is_scrubbed:
+        scrubbed(machine)
+    machine.verify()
+    (bucket / f"snapshots/{name}.json").unlink()
+    if is_scrubbed:
+        scrubbed(machine)
+        assert lost_chunks(machine)
+
+    plan = repair(machine)
+
+    assert [one.id for one in plan.remaining] == [name]
+    assert lost_chunks(machine)
+
+
+def scrubbed(machine):
+    opened = functools.partial(open_at_address, machine.address, machine.environ, machine.options)
+    return scrub(Bucket(opened), clock=machine.clock)
+
+
+def lost_chunks(machine):
+    with machine.opened() as store:
+        return known_lost(store)
 
 
 def spoil(path, damage):

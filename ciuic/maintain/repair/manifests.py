@@ -72,9 +72,13 @@ def put_back_manifests(
         if data is not None and snapshot_id not in retired:
             bucket.put_back(snapshot_id, data)
             back.add(snapshot_id)
+    index = store.index
+    unreadable = {chunk_id for pack in (*plan.packs, *plan.condemned) for chunk_id in pack.lost}
+    unreadable -= index.usable(list(plan.origins))  # the repair has stored them again
+    search = LostChunkSearch(store, unreadable, cancelled)
+    remaining = search.run(None)
+    index.drop_chunks(sorted(search.lost))
     forget_manifests(store, back | (retired & set(ids)))
-    unreadable = {chunk_id for pack in plan.packs for chunk_id in pack.lost}
-    remaining = LostChunkSearch(store, unreadable, cancelled).run(None)
     known = {one.id for one in plan.remaining}
     more = tuple([one for one in remaining if one.id in back - known])
-    return replace(plan, remaining=(*plan.remaining, *more))
+    return replace(plan, lost=plan.lost | search.lost, remaining=(*plan.remaining, *more))

@@ -18,11 +18,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from ciuic.catalog import known_lost
+from ciuic.catalog import known_lost, lacks_manifests
 from ciuic.errors import CancelledError, StoreError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
 from ciuic.maintain.scrub.checks import has_gone, recorded_packs, sound_copies, unreadable
+from ciuic.maintain.scrub.damage_cost import CostSearch
 from ciuic.maintain.scrub.pack_health import damaged_documents, health, recorded_checks
 from ciuic.maintain.scrub.report import (
     DamagedPack,
@@ -159,7 +160,7 @@ class _Scrub:
         if report.damaged or report.unreachable or is_known or report.has_read_all:
             search = report.pending = search_for(report, self._subject.store_id, known)
             if complete_costs(report, self._subject, self._cancelled):
-                self._remember_search(search.missing - known, has_known=bool(known))
+                self._remember_search(search, known)
         with self._opened() as store:
             report.health = health(store)
         report.total_s = self._clock.monotonic_s() - self._began_s
@@ -336,18 +337,20 @@ class _Scrub:
             self._waiting = []
             self._documents = None
 
-    def _remember_search(self, lost: set[ChunkId], *, has_known: bool) -> None:
+    def _remember_search(self, search: CostSearch, known: set[ChunkId]) -> None:
         """Record what the search through all snapshots has found.
 
         Args:
-            lost: Chunks that are needed and in no pack; that was not known.
-            has_known: Other chunks were known to be lost.
+            search: The search.
+            known: Chunks that were known to be lost before.
         """
         report = self._report
+        lost = search.missing - known
         is_new = (
             bool(lost) or not report.has_gone or any(map(_is_unconfirmed, self._checks.items()))
         )
-        is_over = not report.damaged and (report.has_gone or has_known)
+        is_damaged = bool(report.damaged) or search.has_damage
+        is_over = not is_damaged and (report.has_gone or bool(known))
         if not (is_new if report.missing else is_over):
             return
         with (
@@ -361,7 +364,7 @@ class _Scrub:
                 if not report.unreachable:  # its chunks are missing only as long as it is
                     store.index.note_lost(lost)
                 store.index.confirm_gone(self._clock.now_ns())
-            else:
+            elif not lacks_manifests(store):
                 store.index.forget_gone()
                 store.index.forget_lost()
             store.index.commit()
