@@ -21,6 +21,7 @@ from ciuic.store.addressed import open_at_address
 from ciuic.store.records.layout import pack_name
 from ciuic.system.hashing import data_id
 from tests.kit.buckets import FolderMachine, write
+from tests.kit.damage import flip_byte
 
 pytestmark = pytest.mark.root
 
@@ -231,11 +232,12 @@ def test_a_manifest_that_comes_back_without_its_chunks_is_named(bucket):
     assert (bucket / f"snapshots/{second}.json").exists()
 
 
-def pack_of(machine, content):
-    """The pack that has this content."""
+def place_of(machine, content):
+    """The pack that has this content, and an offset in its frame."""
     with machine.opened() as store:
         (place,) = store.reader.places([data_id(content)]).values()
-    return machine.cache.parent / "bucket/packs" / pack_name(place.pack_id)
+    path = machine.cache.parent / "bucket/packs" / pack_name(place.pack_id)
+    return path, place.offset_bytes + place.frame_bytes - 1
 
 
 @pytest.mark.parametrize("is_scrubbed", [True, False])
@@ -245,7 +247,7 @@ def test_what_a_lost_manifest_needs_stays_known_as_lost(bucket, tmp_path, is_scr
     content, name = live.read_bytes(), in_order(machine)[2]
     live.unlink()
     machine.take_at(machine.place(), tmp_path / "source")
-    pack_of(machine, content).unlink()
+    place_of(machine, content)[0].unlink()
     if is_scrubbed:
         scrubbed(machine)
     machine.verify()
@@ -268,6 +270,20 @@ def scrubbed(machine):
 def lost_chunks(machine):
     with machine.opened() as store:
         return known_lost(store)
+
+
+def test_what_a_lost_manifest_needs_is_stored_again_from_a_live_file(bucket, tmp_path):
+    machine = newcomer(bucket, "one")
+    first, second, third = in_order(machine)
+    machine.verify()
+    flip_byte(*place_of(machine, (tmp_path / "source/c").read_bytes()))
+    (bucket / f"snapshots/{third}.json").unlink()
+
+    plan = repair(machine)
+
+    assert len(plan.origins) == 1
+    assert not plan.is_hopeless
+    newcomer(bucket, "later").check(listed=[first, second, third])
 
 
 def spoil(path, damage):
