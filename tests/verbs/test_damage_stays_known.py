@@ -9,9 +9,10 @@ import pytest
 from ciuic.catalog.lost import known_lost
 from ciuic.copy.lost_packs import note_damaged_there
 from ciuic.copy.report import CopyReport
+from ciuic.ids import ChunkId
 from ciuic.store.store import open_store
 from tests.kit.box import Box
-from tests.kit.damage import flip_content, pack_of
+from tests.kit.damage import flip_content, flip_node, pack_of
 from tests.kit.program import ciuic
 from tests.kit.strace import strace
 
@@ -167,3 +168,19 @@ def test_a_copy_knows_that_packs_are_gone_while_a_forgotten_snapshot_needs_them(
             store.trash.empty([name])
         note_damaged_there(store, (), CopyReport("", False))
         assert store.index.has_gone() == is_forgotten
+
+
+def test_a_node_that_a_snapshot_could_not_read_for_a_while_is_not_lost(box: Box) -> None:
+    (box.source / "file").write_bytes(b"content")
+    box.take()
+    tree = ChunkId(box.entries()[os.fsencode(box.source)].content)
+    (box.source / "more").write_bytes(b"content")
+    flip_node(box.store, tree)
+    box.take()
+    assert lost(box) == 1
+    flip_node(box.store, tree)
+
+    assert box.ciuic("scrub").code == 0
+
+    assert not lost(box)
+    assert not is_marked(box)

@@ -22,7 +22,13 @@ from ciuic.catalog import known_lost, lacks_manifests
 from ciuic.errors import CancelledError, StoreError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
-from ciuic.maintain.scrub.checks import has_gone, recorded_packs, sound_copies, unreadable
+from ciuic.maintain.scrub.checks import (
+    has_gone,
+    recorded_packs,
+    sound_copies,
+    suspects,
+    unreadable,
+)
 from ciuic.maintain.scrub.damage_cost import CostSearch
 from ciuic.maintain.scrub.pack_health import damaged_documents, health, recorded_checks
 from ciuic.maintain.scrub.report import (
@@ -125,6 +131,7 @@ class _Scrub:
         self._began_s = clock.monotonic_s()
         self._report = ScrubReport()
         self._checks: dict[PackId, CheckRecord] = {}
+        self._suspects: set[PackId] = set()
         self._waiting: list[tuple[PackCheck, int]] = []
         self._documents: tuple[dict[str, str], int] | None = None
         self._lost: dict[ChunkId, PackId] = {}
@@ -169,6 +176,7 @@ class _Scrub:
     def _look_around(self, *, manifests: bool) -> _Start:
         with self._opened() as store:
             self._checks = recorded_checks(store)
+            self._suspects = suspects(store)
             recorded = recorded_packs(store)
             start = _Start(store.pack_files(), recorded, store.unreachable_packs())
             self._on_record = store.packs.damage()
@@ -388,7 +396,8 @@ class _Scrub:
 
     def _is_mended(self, check: PackCheck) -> bool:
         """The pack was repaired, or only a cable was faulty: it has its chunks again."""
-        return bool(self._checks.get(check.pack_id, _NEVER).what) and not check.what
+        was_damaged = bool(self._checks.get(check.pack_id, _NEVER).what)
+        return not check.what and (was_damaged or check.pack_id in self._suspects)
 
     def _put(self, store: Store, check: PackCheck, checked_ns: int, listed: PackLists) -> None:
         index = store.index
