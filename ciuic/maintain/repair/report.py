@@ -177,7 +177,8 @@ class RepairPlan:
     def is_hopeless(self) -> bool:
         """Whether damage will remain after the repair."""
         is_lost = any(not manifest.has_copy for manifest in self.manifests)
-        stays = any(bad.stays for bad in (*self.packs, *self.marks.damaged))
+        stays = any(pack.stays for pack in self.packs)
+        stays |= any(mark.stays for mark in self.marks.damaged)
         return bool(self.remaining or self.unreachable) or is_lost or stays
 
     @property
