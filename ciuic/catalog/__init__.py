@@ -36,9 +36,11 @@ from ciuic.catalog.lost import (
     damaged_since,
     known_damaged,
     known_lost,
+    lacks_manifests,
     list_and_check,
     lost_manifest,
     lost_snapshots,
+    unlisted_are_sound,
     unreadable,
 )
 
@@ -58,6 +60,7 @@ __all__ = [
     "known_damaged",
     "known_lost",
     "labelled",
+    "lacks_manifests",
     "latest_snapshot",
     "list_and_check",
     "list_snapshots",
@@ -66,5 +69,6 @@ __all__ = [
     "means_otherwise",
     "passed_over",
     "remember",
+    "unlisted_are_sound",
     "unreadable",
 ]

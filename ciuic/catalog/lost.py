@@ -6,11 +6,12 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from ciuic.catalog.listing import Rows, list_snapshots, lost_ids, read_rows, row_of, survey
-from ciuic.errors import CorruptionError, StoreError
+from ciuic.errors import CorruptionError, SnapshotNotFoundError, StoreError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import SnapshotSummary, newest_first
 from ciuic.store.records.manifest import decode_manifest
 from ciuic.store.store import Store
+from ciuic.view.damage import DamageSurvey
 
 __all__ = [
     "Unreadable",
@@ -20,9 +21,11 @@ __all__ = [
     "known_damaged",
     "known_lost",
     "known_of",
+    "lacks_manifests",
     "list_and_check",
     "lost_manifest",
     "lost_snapshots",
+    "unlisted_are_sound",
     "unreadable",
 ]
 
@@ -128,6 +131,29 @@ def known_damaged(store: Store) -> dict[str, tuple[str, int]]:
         if index is not None:
             return index.damaged_documents()
     return {}
+
+
+def lacks_manifests(store: Store) -> bool:
+    """Return whether some manifest cannot be read: nothing shows what its snapshot needs.
+
+    That of a forgotten snapshot counts: the snapshot can be brought back.
+    """
+    return bool(damaged_manifests(store) or store.trash.survey()[1])
+
+
+def unlisted_are_sound(store: Store, survey: DamageSurvey) -> bool:
+    """Return whether no damage is known of the snapshots that a list leaves out.
+
+    They are those in the trash, and those whose manifest cannot be read, which is damage. As long
+    as one of them is damaged, what is known to be lost must not be forgotten.
+    """
+    if lacks_manifests(store):
+        return False
+    for snapshot_id in store.trash.ids():
+        with contextlib.suppress(SnapshotNotFoundError):  # a prune has just removed it
+            if not survey.is_sound(snapshot_id):
+                return False
+    return True
 
 
 def known_lost(store: Store) -> set[ChunkId]:

@@ -274,7 +274,10 @@ def _print_documents(plan: RepairPlan, would: str) -> None:
     for mark in plan.marks.damaged:
         known = "a pin with the last tags and the last note that are known"
         remedy = "put back from its copy" if mark.has_copy else f"replaced by {known}"
-        click.echo(f"{printable(mark.what)}: {would}{remedy}")
+        remedy = (
+            "it stays, because no number is left for another" if mark.stays else f"{would}{remedy}"
+        )
+        click.echo(f"{printable(mark.what)}: {remedy}")
     for what in plan.retired.values():
         click.echo(f"{printable(what)}: {would}set aside")
 

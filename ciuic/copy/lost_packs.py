@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from ciuic.catalog import known_lost
+from ciuic.catalog import known_lost, unlisted_are_sound
 from ciuic.copy.report import CopyReport
 from ciuic.ids import SnapshotId
 from ciuic.store.store import Store
@@ -35,6 +35,7 @@ def note_damaged_there(copy: Store, named: Collection[SnapshotId], report: CopyR
     survey = DamageSurvey(copy, known_lost(copy))
     listed = sorted(copy.listed_ids())
     report.damaged_there = [one for one in listed if not survey.is_sound(one)]
-    if has_gone and not (named or report.damaged_there):
+    is_sound = not (named or report.damaged_there)
+    if has_gone and is_sound and unlisted_are_sound(copy, survey):
         index.forget_gone()
         index.commit()

@@ -7,7 +7,7 @@ its checksums is not enough to replace what is lost. Manifests are taken to the 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ciuic.catalog import known_lost
+from ciuic.catalog import known_lost, unlisted_are_sound
 from ciuic.copy.copy import CopyRequest, OnProgress, copy_snapshots, shows_nothing
 from ciuic.copy.report import CopyReport
 from ciuic.documents import Document
@@ -126,7 +126,8 @@ def repair_from_copy(
     listed = store.listed_ids()
     # Also those that the other store does not have: what they lacked may have come with another.
     repaired = tuple([one for one in sorted(damaged) if one in listed and survey.is_sound(one)])
-    _forget(store, repaired, is_all=len(repaired) == len(set(damaged)))
+    is_all = len(repaired) == len(set(damaged)) and unlisted_are_sound(store, survey)
+    _forget(store, repaired, is_all=is_all)
     chunks = report.resent_chunks + sum([copied.chunks for copied in report.copied])
     problem = "; ".join([f"{one}: {what}" for one, what in report.refused.items()])
     return CopyRepair(other.name, has, (), repaired, chunks, problem)
@@ -155,7 +156,7 @@ def _forget(store: Store, repaired: Collection[SnapshotId], *, is_all: bool) -> 
     Args:
         store: The store, open for writing.
         repaired: The snapshots that are undamaged now.
-        is_all: No other snapshot is damaged.
+        is_all: No other snapshot is damaged, not even one in the trash.
     """
     index = store.index
     paths = {f"{layout.SNAPSHOTS}/{layout.manifest_name(one)}" for one in repaired}

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from ciuic.catalog import all_snapshots, labelled
 from ciuic.errors import CorruptionError, UnknownFormatError, UnreachableError
 from ciuic.ids import SnapshotId
+from ciuic.store.records import layout
 from ciuic.store.records.mark import Mark
 from ciuic.store.store import Store
 
@@ -28,12 +29,14 @@ class BadMark(NamedTuple):
         number: The number of the mark.
         what: What is wrong.
         has_copy: It has a sound copy: see ``Marks.has_copy``.
+        stays: It cannot be repaired: no number is left for a mark after it.
     """
 
     id: SnapshotId
     number: int
     what: str
     has_copy: bool
+    stays: bool = False
 
 
 class MarkSurvey(NamedTuple):
@@ -71,7 +74,10 @@ def survey_marks(store: Store) -> MarkSurvey:
             elif error is not None and not store.manifests.is_there(key[0]):
                 continue  # a prune has removed the snapshot and its marks meanwhile
             elif isinstance(error, CorruptionError):
-                found.damaged.append(BadMark(*key, error.message, store.marks.has_copy(*key)))
+                has_copy = store.marks.has_copy(*key)
+                is_put_back = has_copy and store.bucket is None
+                stays = key[1] >= layout.MARK_NUMBER_MAX and not is_put_back
+                found.damaged.append(BadMark(*key, error.message, has_copy, stays))
             elif error is not None:
                 found.unread[key] = error.message
             elif store.bucket is None and not store.marks.has_copy(*key):
@@ -85,6 +91,10 @@ def repair_mark(store: Store, bad: BadMark) -> None:
     If there is a copy in a directory, the caller has set the damaged file aside.
 
     Raises:
+        SnapshotNotFoundError: A prune has removed the snapshot meanwhile.
+        CorruptionError: Its manifest or the copy is damaged.
+        UnknownFormatError: A later version has written a mark or the manifest meanwhile.
+        UsageError: The tags take more than a mark can hold.
         StoreError: The store failed; the snapshot counts as pinned until the next repair.
     """
     if bad.has_copy and store.bucket is None:

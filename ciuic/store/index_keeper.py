@@ -304,8 +304,9 @@ class IndexKeeper:
             index.clear()
             recorded = {}
         new = {pack_id: size for pack_id, size in present.items() if pack_id not in recorded}
-        self._add_packs(index, new)
+        # First: what a check has found says nothing about a pack that is there again.
         index.note_there(new)
+        self._add_packs(index, new)
         # The chunks of packs that are gone do not count as lost: the removal by a prune may not be
         # recorded, if its disk was full. Nothing but damage cuts a pack.
         index.note_gone(gone)

@@ -3,20 +3,25 @@
 The bucket is a directory here, behind the same interface.
 """
 
+import os
+
 import pytest
 
 from ciuic.catalog import list_snapshots
 from ciuic.catalog.lost import known_damaged
-from ciuic.errors import CorruptionError
+from ciuic.errors import CorruptionError, UnknownFormatError, UsageError
 from ciuic.maintain.bad_marks import BadMark, repair_mark
 from ciuic.maintain.label import change_tags, set_note, set_pinned
+from ciuic.maintain.repair.apply import apply_repair
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
+from ciuic.maintain.repair.plan import plan_repair
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.records.sealed import seal
 from ciuic.store.snapshots.marks import Marks
+from ciuic.store.store import open_store
 from tests.kit.buckets import FolderMachine, write
-from tests.kit.damage import flip_byte
+from tests.kit.damage import flip_byte, flip_content
 
 
 @pytest.fixture
@@ -133,13 +138,16 @@ def test_a_repair_gives_no_mark_to_a_snapshot_that_another_machine_has_pruned(on
     assert one.names("marks") == []
 
 
-def test_a_mark_that_a_repair_could_not_repair_stays_known_as_damaged(one, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [CorruptionError, UnknownFormatError, UsageError])
+def test_a_mark_that_a_repair_could_not_repair_stays_known_as_damaged(
+    one, tmp_path, monkeypatch, error
+):
     name = f"marks/{newest_mark(tmp_path).name}"
     flip_byte(tmp_path / "bucket" / name, 40)
     scrub(subject(one), clock=one.clock)
 
     def fails(*_):
-        raise CorruptionError("its manifest is damaged")
+        raise error("it cannot be repaired")
 
     with monkeypatch.context() as patch:
         patch.setattr("ciuic.maintain.repair.bucket.repair_mark", fails)
@@ -148,6 +156,55 @@ def test_a_mark_that_a_repair_could_not_repair_stays_known_as_damaged(one, tmp_p
 
     repair(one)
     assert known(one) == set()
+
+
+def test_a_mark_that_no_mark_can_follow_stays_and_packs_are_repaired(one, tmp_path):
+    (name,) = one.ids()
+    mark = tmp_path / "bucket" / f"marks/{name}-{10**18 - 1}.json"
+    mark.write_bytes(b"?")
+    scrub(subject(one), clock=one.clock)
+    (pack,) = (tmp_path / "bucket/packs").iterdir()
+    content = (tmp_path / "source/a").read_bytes()
+    flip_byte(pack, pack.read_bytes().index(content[:100]))
+
+    plan = repair(one)
+
+    assert len(plan.packs) == 1
+    assert [bad.stays for bad in plan.marks.damaged] == [True]
+    assert plan.is_hopeless
+    assert known(one) == {f"marks/{mark.name}"}
+    assert one.verify().ok
+    assert not repair(one).has_work
+
+
+@pytest.mark.parametrize("error", [None, CorruptionError, UnknownFormatError, UsageError])
+def test_a_mark_that_a_repair_cannot_repair_stays_in_a_directory(box, monkeypatch, error):
+    (box.source / "file").write_bytes(os.urandom(300_000))
+    name = box.take().id
+    (box.store / "marks").mkdir(exist_ok=True)
+    mark = box.store / "marks" / f"{name}-{1 if error else 10**18 - 1}.json"
+    mark.write_bytes(b"?")
+    assert box.ciuic("scrub").code == 4
+    flip_content(box.store, (box.source / "file").read_bytes())
+
+    def fails(*_):
+        raise error("it cannot be repaired")
+
+    with monkeypatch.context() as patch, open_store(str(box.store), write=True) as store:
+        if error:
+            patch.setattr("ciuic.maintain.repair.apply.repair_mark", fails)
+        plan = plan_repair(store, parity=0.0)
+        apply_repair(store, plan, parity=0.0, clock=box.clock)
+        assert set(known_damaged(store)) == {f"marks/{mark.name}"}
+
+    assert len(plan.packs) == 1
+    assert mark.read_bytes() == b"?"
+    would = box.ciuic("repair").out
+    assert ("it stays, because no number is left" in would) is (not error)
+    done = box.ciuic("repair", "--apply", "--json")
+    assert done.document["ok"] is bool(error)
+    assert [bad["stays"] for bad in done.document["marks"]] == [not error]
+    assert box.ciuic("verify", "--all").code == 0
 
 
 def test_a_mark_of_a_later_version_stays_known_after_a_repair(one, tmp_path):

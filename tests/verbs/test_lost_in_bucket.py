@@ -3,11 +3,12 @@
 The bucket is a directory here, behind the same interface; tests/s3 has a real server.
 """
 
+import functools
 import os
 
 import pytest
 
-from ciuic.catalog import lost_snapshots
+from ciuic.catalog import known_lost, lost_snapshots
 from ciuic.copy.copy import CopyRequest, copy_snapshots
 from ciuic.copy.repair import repair_from_copy
 from ciuic.copy.report import CopyReport
@@ -15,11 +16,15 @@ from ciuic.errors import CorruptionError
 from ciuic.maintain.prune.bucket.prune import finish_condemned, is_unfinished
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.manifests import put_back_manifests
+from ciuic.maintain.scrub.bucket import Bucket
+from ciuic.maintain.scrub.scrub import scrub
+from ciuic.store.addressed import open_at_address
 from ciuic.store.records.layout import pack_name
 from ciuic.system.hashing import data_id
 from ciuic.view.content import read_file
 from ciuic.view.locator import locate
 from tests.kit.buckets import FolderMachine, write
+from tests.kit.damage import flip_byte
 
 pytestmark = pytest.mark.root
 
@@ -231,6 +236,60 @@ def test_a_manifest_that_comes_back_without_its_chunks_is_named(bucket):
 
     assert plan.is_hopeless
     assert (bucket / f"snapshots/{second}.json").exists()
+
+
+def place_of(machine, content):
+    """The pack that has this content, and an offset in its frame."""
+    with machine.opened() as store:
+        (place,) = store.reader.places([data_id(content)]).values()
+    path = machine.cache.parent / "bucket/packs" / pack_name(place.pack_id)
+    return path, place.offset_bytes + place.frame_bytes - 1
+
+
+@pytest.mark.parametrize("is_scrubbed", [True, False])
+def test_what_a_lost_manifest_needs_stays_known_as_lost(bucket, tmp_path, is_scrubbed):
+    machine = newcomer(bucket, "one")
+    live = tmp_path / "source/c"
+    content, name = live.read_bytes(), in_order(machine)[2]
+    live.unlink()
+    machine.take_at(machine.place(), tmp_path / "source")
+    place_of(machine, content)[0].unlink()
+    if is_scrubbed:
+        scrubbed(machine)
+    machine.verify()
+    (bucket / f"snapshots/{name}.json").unlink()
+    if is_scrubbed:
+        scrubbed(machine)
+        assert lost_chunks(machine)
+
+    plan = repair(machine)
+
+    assert [one.id for one in plan.remaining] == [name]
+    assert lost_chunks(machine)
+
+
+def scrubbed(machine):
+    opened = functools.partial(open_at_address, machine.address, machine.environ, machine.options)
+    return scrub(Bucket(opened), clock=machine.clock)
+
+
+def lost_chunks(machine):
+    with machine.opened() as store:
+        return known_lost(store)
+
+
+def test_what_a_lost_manifest_needs_is_stored_again_from_a_live_file(bucket, tmp_path):
+    machine = newcomer(bucket, "one")
+    first, second, third = in_order(machine)
+    machine.verify()
+    flip_byte(*place_of(machine, (tmp_path / "source/c").read_bytes()))
+    (bucket / f"snapshots/{third}.json").unlink()
+
+    plan = repair(machine)
+
+    assert len(plan.origins) == 1
+    assert not plan.is_hopeless
+    newcomer(bucket, "later").check(listed=[first, second, third])
 
 
 def spoil(path, damage):

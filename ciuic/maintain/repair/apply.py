@@ -17,7 +17,13 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ciuic.errors import CancelledError, CorruptionError, UnreachableError
+from ciuic.errors import (
+    CancelledError,
+    CorruptionError,
+    UnknownFormatError,
+    UnreachableError,
+    UsageError,
+)
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.bad_marks import BadMark, repair_mark
 from ciuic.maintain.quarantine import keep_aside
@@ -94,7 +100,7 @@ def _steps(store: Store, plan: RepairPlan, worker: "_Steps") -> list[Callable[[]
     steps += [functools.partial(worker.rewrite_pack, pack_id) for pack_id in broken_ids]
     steps += [functools.partial(worker.take_pack_away, pack_id) for pack_id in broken_ids]
     steps.append(functools.partial(worker.renew_index, plan.lost))
-    steps.append(functools.partial(forget_repaired, store, plan))
+    steps.append(functools.partial(forget_repaired, store, plan, worker.left))
     steps += [functools.partial(worker.add_parity, pack_id) for pack_id in plan.bare]
     copies = store.manifests.copies
     steps += [functools.partial(copies.keep, missing, store.header) for missing in plan.uncopied]
@@ -107,6 +113,7 @@ class _Steps:
 
     Attributes:
         quarantined: Names in ``quarantine/`` of the files that were set aside.
+        left: Marks that could not be repaired, by path in the store.
     """
 
     def __init__(self, store: Store, parity: float, clock: Clock) -> None:
@@ -116,6 +123,7 @@ class _Steps:
         self._packs = os.path.join(store.path, layout.PACKS)
         self._temporary = os.path.join(store.path, layout.TEMPORARY)
         self.quarantined: list[str] = []
+        self.left: set[str] = set()
         self._aside: dict[PackId, str] = {}
 
     def repair_manifest(self, bad: BadManifest) -> None:
@@ -134,15 +142,24 @@ class _Steps:
                 durable.write_whole(path, data, temporary_directory=self._temporary, mode=0o600)
 
     def repair_mark(self, bad: BadMark) -> None:
-        """Set a damaged mark aside, and give the snapshot its state back, or a pin."""
+        """Set a damaged mark aside, and give the snapshot its state back, or a pin.
+
+        One that cannot be repaired stays: it pins its snapshot.
+        """
         name = layout.mark_name(bad.id, bad.number)
         path = os.path.join(self._store.path, layout.MARKS, name)
-        if not bad.has_copy:
-            repair_mark(self._store, bad)  # the pin is there before the damaged mark is removed
-        self._set_aside(path, name)
-        self._take_away(path)
-        if bad.has_copy:
-            repair_mark(self._store, bad)
+        if bad.stays:
+            self.left.add(f"{layout.MARKS}/{name}")
+            return
+        try:
+            if not bad.has_copy:
+                repair_mark(self._store, bad)  # the pin is there before the damaged mark goes
+            self._set_aside(path, name)
+            self._take_away(path)
+            if bad.has_copy:
+                repair_mark(self._store, bad)
+        except (CorruptionError, UnknownFormatError, UsageError):
+            self.left.add(f"{layout.MARKS}/{name}")
 
     def set_retired_aside(self, name: str) -> None:
         """Replace a damaged record of retired IDs by one with those that can be read in it."""

@@ -22,6 +22,8 @@ from ciuic.errors import (
     OfflineError,
     SnapshotNotFoundError,
     StoreError,
+    UnknownFormatError,
+    UsageError,
 )
 from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.maintain.bad_marks import repair_mark, survey_marks
@@ -130,12 +132,16 @@ def apply_in_bucket(
     # The damage that is left: a session of its own puts manifests back.
     left = {f"{layout.SNAPSHOTS}/{layout.manifest_name(bad.id)}" for bad in plan.manifests}
     for mark in plan.marks.damaged:
+        name = f"{layout.MARKS}/{layout.mark_name(mark.id, mark.number)}"
+        if mark.stays:
+            left.add(name)
+            continue
         try:
             repair_mark(store, mark)
         except SnapshotNotFoundError:
             pass  # it was removed meanwhile
-        except CorruptionError:
-            left.add(f"{layout.MARKS}/{layout.mark_name(mark.id, mark.number)}")
+        except (CorruptionError, UnknownFormatError, UsageError):
+            left.add(name)
     for name in plan.retired:
         _set_retired_aside(store, name)
     replaced = [bad.pack_id for bad in plan.packs if not bad.stays]

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from ciuic.catalog import lacks_manifests
 from ciuic.ids import SnapshotId
 from ciuic.maintain.repair.report import RepairPlan
 from ciuic.store.records import layout
@@ -24,7 +25,8 @@ def forget_repaired(store: Store, plan: RepairPlan, left: Collection[str] = ()) 
     index = store.index
     lost = _paths([bad.id for bad in plan.manifests if not bad.has_copy])
     index.keep_damaged_documents({*lost, *left, *plan.unread, *plan.unreachable})
-    if not plan.remaining:
+    # Lost chunks that no listed snapshot needs may be those of one in the trash.
+    if not (plan.remaining or plan.lost or lacks_manifests(store)):
         index.forget_gone()
         index.forget_lost()
     index.commit()

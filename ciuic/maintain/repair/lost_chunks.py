@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ciuic.catalog import list_snapshots
+from ciuic.catalog import all_snapshots
 from ciuic.errors import (
     CancelledError,
     CorruptionError,
@@ -33,6 +33,8 @@ _NAMED_MAX: Final = 1000
 class LostChunkSearch:
     """Searches the files of all snapshots for chunks that cannot be read from the store.
 
+    Also those of forgotten snapshots, which can be brought back.
+
     Args:
         store: An open store.
         unreadable: Chunks that are known to be unreadable; more are added.
@@ -55,14 +57,14 @@ class LostChunkSearch:
         self.lost: set[ChunkId] = set()
 
     def run(self, progress: OnProgress | None) -> tuple[Remaining, ...]:
-        """Search the files of all snapshots; returns the snapshots that stay damaged."""
-        snapshots = list_snapshots(self._store)
+        """Search the files of all snapshots; returns the listed ones that stay damaged."""
+        snapshots = [one for one in all_snapshots(self._store) if not one.purged]
         survey = DamageSurvey(self._store, self._unreadable)
         damaged = []
         for number, snapshot in enumerate(snapshots):
             if self._cancelled():
                 raise CancelledError("the repair was stopped")
-            if self._search_snapshot(survey, snapshot.id):
+            if self._search_snapshot(survey, snapshot.id) and snapshot.forgotten_ns is None:
                 damaged.append(snapshot)
             if progress is not None:
                 progress("snapshots", number + 1, len(snapshots))

@@ -13,6 +13,7 @@ from ciuic.maintain.objects import bucket_of
 from ciuic.maintain.repair.known_damage import forget_manifests
 from ciuic.maintain.repair.lost_chunks import LostChunkSearch
 from ciuic.maintain.repair.report import RepairPlan
+from ciuic.maintain.repair.storing import store_again
 from ciuic.store.directory.folder import Folder
 from ciuic.store.records import layout
 from ciuic.store.records.manifest import MANIFEST_BYTES_MAX, decode_manifest
@@ -46,7 +47,7 @@ def sound_manifest(store: Store, snapshot_id: SnapshotId) -> bytes | None:
 def put_back_manifests(
     store: Store, plan: RepairPlan, *, cancelled: Callable[[], bool] = lambda: False
 ) -> RepairPlan:
-    """Put back the manifests of a plan that have a copy.
+    """Put back the manifests of a plan that have a copy, and store again what live files have.
 
     Args:
         store: Open for writing, and not with ``removes``: what its session announces is waited for.
@@ -54,7 +55,7 @@ def put_back_manifests(
         cancelled: Asked often.
 
     Returns:
-        The plan, with what cannot be restored of these snapshots.
+        The plan, with what was stored again, and what cannot be restored of these snapshots.
 
     Raises:
         StoreError: The bucket failed. What was put back stays.
@@ -72,9 +73,19 @@ def put_back_manifests(
         if data is not None and snapshot_id not in retired:
             bucket.put_back(snapshot_id, data)
             back.add(snapshot_id)
+    index = store.index
+    unreadable = {chunk_id for pack in (*plan.packs, *plan.condemned) for chunk_id in pack.lost}
+    unreadable -= index.usable(list(plan.origins))  # the repair has stored them again
+    search = LostChunkSearch(store, unreadable, cancelled)
+    remaining = search.run(None)
+    store_again(store, {}, search.origins.values(), parity=0.0)
+    index.drop_chunks(sorted(search.lost))
     forget_manifests(store, back | (retired & set(ids)))
-    unreadable = {chunk_id for pack in plan.packs for chunk_id in pack.lost}
-    remaining = LostChunkSearch(store, unreadable, cancelled).run(None)
     known = {one.id for one in plan.remaining}
     more = tuple([one for one in remaining if one.id in back - known])
-    return replace(plan, remaining=(*plan.remaining, *more))
+    return replace(
+        plan,
+        origins=plan.origins | search.origins,
+        lost=plan.lost | search.lost,
+        remaining=(*plan.remaining, *more),
+    )

@@ -178,6 +178,7 @@ class RepairPlan:
         """Whether damage will remain after the repair."""
         is_lost = any(not manifest.has_copy for manifest in self.manifests)
         stays = any(pack.stays for pack in self.packs)
+        stays |= any(mark.stays for mark in self.marks.damaged)
         return bool(self.remaining or self.unreachable) or is_lost or stays
 
     @property
@@ -186,7 +187,7 @@ class RepairPlan:
         return bool(
             any(pack.has_remedy for pack in self.packs)
             or any(manifest.has_remedy for manifest in self.manifests)
-            or self.marks.damaged
+            or any(not mark.stays for mark in self.marks.damaged)
             or self.retired
             or self.origins
             or self.bare

@@ -28,6 +28,7 @@ __all__ = [
     "has_gone",
     "recorded_packs",
     "sound_copies",
+    "suspects",
     "unreadable",
 ]
 
@@ -38,6 +39,15 @@ def recorded_packs(store: Store) -> set[PackId]:
         index = store.existing_index
         if index is not None:
             return set(index.packs())
+    return set()
+
+
+def suspects(store: Store) -> set[PackId]:
+    """Return the packs in which a snapshot has found damage, and that no check has read since."""
+    with contextlib.suppress(StoreError):
+        index = store.existing_index
+        if index is not None:
+            return index.suspects()
     return set()
 
 

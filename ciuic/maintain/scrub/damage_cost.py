@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ciuic.catalog import known_lost, list_snapshots
+from ciuic.catalog import all_snapshots, known_lost
 from ciuic.documents import Document
 from ciuic.errors import CancelledError, SnapshotNotFoundError, StoreError
 from ciuic.ids import ChunkId, PackId, SnapshotId
@@ -70,6 +70,7 @@ class CostSearch:
 
     Attributes:
         missing: Further chunks that snapshots need and no pack has.
+        has_damage: A snapshot is damaged; one in the trash counts, since it can be brought back.
     """
 
     def __init__(self, store_id: str, lost: Mapping[ChunkId, PackId | None]) -> None:
@@ -78,8 +79,10 @@ class CostSearch:
         self._still_lost: set[ChunkId] = set()
         self._survey: DamageSurvey | None = None
         self._left: list[SnapshotId] = []
+        self._in_trash: set[SnapshotId] = set()
         self._found: dict[bytes, _Found] = {}
         self.missing: set[ChunkId] = set()
+        self.has_damage = False
 
     def find(
         self, subject: Subject, cancelled: Callable[[], bool] = lambda: False
@@ -110,9 +113,12 @@ class CostSearch:
         if self._survey is None or not self._still_lost <= still_lost:
             self._still_lost = still_lost
             self._survey = DamageSurvey(store, lost)
-            self._left = [snapshot.id for snapshot in reversed(list_snapshots(store))]
+            snapshots = [one for one in all_snapshots(store) if not one.purged]
+            self._left = [one.id for one in reversed(snapshots)]
+            self._in_trash = {one.id for one in snapshots if one.forgotten_ns is not None}
             self._found = {}
             self.missing = set()
+            self.has_damage = False
         self._survey.resume(store, lost, check)
         while self._left:
             with contextlib.suppress(SnapshotNotFoundError):  # forgotten meanwhile
@@ -121,7 +127,11 @@ class CostSearch:
             check()
 
     def _note_damage(self, survey: DamageSurvey, snapshot_id: SnapshotId) -> None:
+        if snapshot_id in self._in_trash:
+            self.has_damage |= not survey.is_sound(snapshot_id)
+            return
         for damaged in list(survey.damage(snapshot_id)):
+            self.has_damage = True
             self.missing.update(
                 [one for one in damaged.chunks.values() if one and one not in self._lost]
             )

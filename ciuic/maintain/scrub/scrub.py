@@ -18,11 +18,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from ciuic.catalog import known_lost
+from ciuic.catalog import known_lost, lacks_manifests
 from ciuic.errors import CancelledError, StoreError, UnreachableError
 from ciuic.ids import ChunkId, PackId
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
-from ciuic.maintain.scrub.checks import has_gone, recorded_packs, sound_copies, unreadable
+from ciuic.maintain.scrub.checks import (
+    has_gone,
+    recorded_packs,
+    sound_copies,
+    suspects,
+    unreadable,
+)
+from ciuic.maintain.scrub.damage_cost import CostSearch
 from ciuic.maintain.scrub.pack_health import damaged_documents, health, recorded_checks
 from ciuic.maintain.scrub.report import (
     DamagedPack,
@@ -124,6 +131,7 @@ class _Scrub:
         self._began_s = clock.monotonic_s()
         self._report = ScrubReport()
         self._checks: dict[PackId, CheckRecord] = {}
+        self._suspects: set[PackId] = set()
         self._waiting: list[tuple[PackCheck, int]] = []
         self._documents: tuple[dict[str, str], int] | None = None
         self._lost: dict[ChunkId, PackId] = {}
@@ -159,7 +167,7 @@ class _Scrub:
         if report.damaged or report.unreachable or is_known or report.has_read_all:
             search = report.pending = search_for(report, self._subject.store_id, known)
             if complete_costs(report, self._subject, self._cancelled):
-                self._remember_search(search.missing - known, has_known=bool(known))
+                self._remember_search(search, known)
         with self._opened() as store:
             report.health = health(store)
         report.total_s = self._clock.monotonic_s() - self._began_s
@@ -168,6 +176,7 @@ class _Scrub:
     def _look_around(self, *, manifests: bool) -> _Start:
         with self._opened() as store:
             self._checks = recorded_checks(store)
+            self._suspects = suspects(store)
             recorded = recorded_packs(store)
             start = _Start(store.pack_files(), recorded, store.unreachable_packs())
             self._on_record = store.packs.damage()
@@ -336,18 +345,20 @@ class _Scrub:
             self._waiting = []
             self._documents = None
 
-    def _remember_search(self, lost: set[ChunkId], *, has_known: bool) -> None:
+    def _remember_search(self, search: CostSearch, known: set[ChunkId]) -> None:
         """Record what the search through all snapshots has found.
 
         Args:
-            lost: Chunks that are needed and in no pack; that was not known.
-            has_known: Other chunks were known to be lost.
+            search: The search.
+            known: Chunks that were known to be lost before.
         """
         report = self._report
+        lost = search.missing - known
         is_new = (
             bool(lost) or not report.has_gone or any(map(_is_unconfirmed, self._checks.items()))
         )
-        is_over = not report.damaged and (report.has_gone or has_known)
+        is_damaged = bool(report.damaged) or search.has_damage
+        is_over = not is_damaged and (report.has_gone or bool(known))
         if not (is_new if report.missing else is_over):
             return
         with (
@@ -358,9 +369,10 @@ class _Scrub:
                 # Even if the chunk index has never known the packs that are gone.
                 if not report.has_gone:
                     store.index.note_gone([UNNAMED])
-                store.index.note_lost(lost)
+                if not report.unreachable:  # its chunks are missing only as long as it is
+                    store.index.note_lost(lost)
                 store.index.confirm_gone(self._clock.now_ns())
-            else:
+            elif not lacks_manifests(store):
                 store.index.forget_gone()
                 store.index.forget_lost()
             store.index.commit()
@@ -384,7 +396,8 @@ class _Scrub:
 
     def _is_mended(self, check: PackCheck) -> bool:
         """The pack was repaired, or only a cable was faulty: it has its chunks again."""
-        return bool(self._checks.get(check.pack_id, _NEVER).what) and not check.what
+        was_damaged = bool(self._checks.get(check.pack_id, _NEVER).what)
+        return not check.what and (was_damaged or check.pack_id in self._suspects)
 
     def _put(self, store: Store, check: PackCheck, checked_ns: int, listed: PackLists) -> None:
         index = store.index

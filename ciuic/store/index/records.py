@@ -220,6 +220,15 @@ class Records(Database):
             ).fetchall()
         return {row[0]: self._check(row) for row in rows}
 
+    def suspects(self) -> set[PackId]:
+        """Return the packs in which a snapshot has found damage, and that no check has read since.
+
+        See ``drop_damaged``.
+        """
+        with self._lock, self._faults():
+            rows = self._db.execute("SELECT name FROM pack_check WHERE what = ?", (_SUSPECT,))
+            return {row[0] for row in rows}
+
     def _check(self, row: tuple[Any, ...]) -> CheckRecord:
         """Convert a row; ``Any`` because SQLite returns whatever type the file holds."""
         match row:
