@@ -272,6 +272,9 @@ def test_a_record_that_does_not_tell_the_truth_costs_space_alone(one, two, sourc
 
     for machine in (one, two):
         machine.check(listed=one.ids())
+        stored = packs(one)
+        machine.take_at(machine.place(), source)
+        assert packs(one) == stored
 
 
 @pytest.mark.parametrize("is_true", [False, True])
