@@ -13,12 +13,12 @@ for an hour, later snapshots must not be lost for it.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ciuic.ids import SnapshotId
-from ciuic.model import SnapshotSummary, newest_first, path_text
+from ciuic.model import Owner, SnapshotSummary, newest_first, path_text
 from ciuic.system.clock import is_future, natural_period
 from ciuic.units import listed, parse_duration_s
 
@@ -26,8 +26,10 @@ __all__ = [
     "NEWEST",
     "PINNED",
     "UNDAMAGED",
+    "Bridge",
     "Decision",
     "Policy",
+    "bridges",
     "parse_policy",
     "plan_retention",
     "protected",
@@ -79,6 +81,20 @@ class Decision(NamedTuple):
     def keep(self) -> bool:
         """The snapshot is kept."""
         return bool(self.why)
+
+
+class Bridge(NamedTuple):
+    """A snapshot that alone shows, after a clock was wrong, which of two others is newer.
+
+    Attributes:
+        between: The snapshot.
+        newest: The newer one.
+        other: The older one, whose time is later.
+    """
+
+    between: SnapshotSummary
+    newest: SnapshotSummary
+    other: SnapshotSummary
 
 
 _NO_POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({})
@@ -143,7 +159,8 @@ def plan_retention(
     """Decide which snapshots to keep, newest first by the time taken.
 
     Snapshots that are ``protected`` or dated in the future are kept under every policy. So no
-    policy removes the last snapshot, or the last snapshot without damage.
+    policy removes the last snapshot, or the last snapshot without damage. ``bridges`` between those
+    that are kept stay as well.
 
     Args:
         snapshots: All listed snapshots of one owner, in any order.
@@ -171,7 +188,35 @@ def plan_retention(
     kept = protected(ordered, now_ns, is_good=is_good, is_partial=is_partial)
     for snapshot_id, reasons in kept.items():
         why[snapshot_id] += reasons
+    gone = {snapshot_id for snapshot_id, reasons in why.items() if not reasons}
+    for between, newest, other in bridges(ordered, gone):
+        why[between.id].append(f"shows that {newest.id} is newer than {other.id}")
     return [Decision(snapshot, tuple(why[snapshot.id])) for snapshot in ordered]
+
+
+def bridges(snapshots: Iterable[SnapshotSummary], gone: Collection[SnapshotId]) -> Iterator[Bridge]:
+    """Yield those of the snapshots ``gone`` without which another of the rest would be the newest.
+
+    The times are wrong after a clock was, and the parents tell the order then. Without the
+    snapshots between them, ``latest`` would mean the older one, as would a load of the library.
+    Snapshots of each owner and set of roots are looked at alone.
+    """
+    series: dict[tuple[Owner, frozenset[bytes]], list[SnapshotSummary]] = {}
+    for snapshot in snapshots:
+        series.setdefault((snapshot.owner, frozenset(snapshot.roots)), []).append(snapshot)
+    for members in series.values():
+        left = [found for found in newest_first(members) if found.id not in gone]
+        if not left:
+            continue
+        newest, last = left[0], max(left, key=_time)
+        parents = {found.id: found for found in members}
+        found: SnapshotSummary | None = newest
+        # A parent chain that leads to a time as late as any puts all of it before the rest.
+        while found is not None and _time(found) < _time(last):
+            # pop: a cycle of false parents ends too.
+            found = parents.pop(found.parent, None) if found.parent else None
+            if found is not None and found.id in gone:
+                yield Bridge(found, newest, last)
 
 
 def protected(
@@ -232,7 +277,11 @@ def _newest(ordered: list[SnapshotSummary], future: set[SnapshotId]) -> set[Snap
 
 
 def _by_time(snapshots: Iterable[SnapshotSummary]) -> list[SnapshotSummary]:
-    return sorted(snapshots, key=lambda found: (found.taken_ns, found.id), reverse=True)
+    return sorted(snapshots, key=_time, reverse=True)
+
+
+def _time(snapshot: SnapshotSummary) -> tuple[int, SnapshotId]:
+    return snapshot.taken_ns, snapshot.id
 
 
 def _keep_by_count(

@@ -24,8 +24,17 @@ from ciuic.catalog import (
 from ciuic.documents import Document
 from ciuic.errors import CorruptionError, UnreachableError, UsageError
 from ciuic.ids import SnapshotId, matching_ids
-from ciuic.model import ExcludeRules, Owner, SnapshotSummary, complete_ones, newest_first
-from ciuic.retention import NEWEST, PINNED, UNDAMAGED, Decision, Policy, plan_retention, protected
+from ciuic.model import ExcludeRules, Owner, SnapshotSummary, complete_ones
+from ciuic.retention import (
+    NEWEST,
+    PINNED,
+    UNDAMAGED,
+    Decision,
+    Policy,
+    bridges,
+    plan_retention,
+    protected,
+)
 from ciuic.store.store import Store
 from ciuic.system.clock import rfc3339
 from ciuic.system.machine import this_machine
@@ -209,26 +218,15 @@ def _refuse_another_newest(
 ) -> None:
     """Refuse to forget what alone shows that a later snapshot is newer than one of another time.
 
-    The times are wrong after a clock was, and the parents tell the order then. Without the snapshot
-    between them, ``latest`` would mean the older one, as would a load of the library.
-
     Raises:
-        UsageError: A snapshot is one.
+        UsageError: A snapshot is one: see ``bridges``.
     """
-    series: dict[tuple[Owner, frozenset[bytes]], list[SnapshotSummary]] = {}
-    for found in snapshots:
-        series.setdefault((found.owner, frozenset(found.roots)), []).append(found)
-    for members in series.values():
-        ordered = newest_first(members)
-        left = [found for found in ordered if found.id not in chosen]
-        first = next(iter(newest_first(left)), None)
-        if first is not None and first != left[0]:
-            between = next(found.id for found in ordered if found.id in chosen)
-            raise UsageError(
-                f"{between} shows that {left[0].id} is newer than {first.id}, whose time is later:"
-                " a clock was wrong",
-                hint=f"Take a new snapshot first, or forget {first.id} first.",
-            )
+    for between, newest, other in bridges(snapshots, chosen):
+        raise UsageError(
+            f"{between.id} shows that {newest.id} is newer than {other.id}, whose time is later:"
+            " a clock was wrong",
+            hint=f"Take a new snapshot first, or forget {other.id} first.",
+        )
 
 
 def _protected(

@@ -31,6 +31,8 @@ __all__ = ["forget_gone_packs", "note_found", "note_read"]
 _SPANS_MAX: Final = 8
 """The most records that one reading of a pack makes. Then they also name what is between."""
 _ONCE_BYTES: Final = 8
+_REMOVED_AT_ONCE: Final = 1000
+"""Records that a server deletes with one request."""
 
 
 def note_read(
@@ -95,25 +97,29 @@ def note_found(store: Store) -> None:
             free -= len(joined)
 
 
-def forget_gone_packs(store: Store) -> None:
+def forget_gone_packs(store: Store, check: Callable[[], None] = lambda: None) -> None:
     """Remove the records of packs that are gone: their names are never used again.
 
     Errors are ignored: the next call does it.
 
     Args:
         store: Open for writing; the packs were listed since.
+        check: Called often; raises to end the work.
     """
-    if not store.packs.damage():
+    # These were listed before the packs: a pack that has come since is no reason for a record here.
+    known = store.packs.damage()
+    if not known:
         return
     with contextlib.suppress(StoreError):
-        there = set(store.pack_files())
         if store.bucket is None:
-            there |= store.unreachable_packs().keys()
-        known = store.packs.damage()
-        # Asked once more: pack and record may both have come between two pages of the listing.
-        gone = [one for one in known.packs() - there if store.packs.size_bytes(one) is None]
-        if gone:
-            _folder(store).remove_durably([name for one in gone for name in known.names_of(one)])
+            there = store.pack_files().keys() | store.unreachable_packs().keys()
+        else:
+            there = store.bucket.records(layout.PACKS).names(layout.parse_pack_name)
+        gone = sorted(known.packs() - there)
+        names = [name for one in gone for name in known.names_of(one)]
+        for begin in range(0, len(names), _REMOVED_AT_ONCE):
+            check()
+            _folder(store).remove_durably(names[begin : begin + _REMOVED_AT_ONCE])
 
 
 def _folder(store: Store) -> RecordFolder:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ciuic.model import SnapshotSummary
-from ciuic.retention import parse_policy, plan_retention, protected
+from ciuic.model import SnapshotSummary, newest_first
+from ciuic.retention import bridges, parse_policy, plan_retention, protected
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
@@ -426,6 +426,39 @@ def test_the_newest_whole_snapshot_is_not_from_the_future_if_there_is_another():
         ahead.id: ["the newest"],
         whole.id: ["the newest", "the newest without damage"],
     }
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.sampled_from([HOME, OTHER]))),
+    st.data(),
+)
+def test_bridges_are_what_keeps_the_newest_of_the_rest_and_no_more(drawn, data):
+    snapshots = [
+        taken(when, name=f"cs-{number:06x}", parent=f"cs-{parent:06x}", roots=roots)
+        for number, (when, parent, roots) in enumerate(drawn)
+        if parent < number
+    ]
+    ids = [one.id for one in snapshots]
+    gone = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
+    needed = {bridge.between.id for bridge in bridges(snapshots, gone)}
+    assert needed <= gone
+    for roots in (HOME, OTHER):
+        members = newest_first([one for one in snapshots if one.roots == roots])
+        left = [one for one in members if one.id not in gone]
+
+        def is_newest_without(removed, members=members, left=left):
+            return newest_first([one for one in members if one.id not in removed])[0] == left[0]
+
+        its = needed.intersection(one.id for one in members)
+        assert not left or is_newest_without(gone - its)
+        for one in its:
+            assert not is_newest_without((gone - its) | {one})
+
+
+def test_false_parents_that_lead_in_a_circle_end_the_search_for_bridges():
+    first = taken(1, name="cs-00000a", parent="cs-00000b")
+    second = taken(2, name="cs-00000b", parent="cs-00000a")
+    assert list(bridges([first, second, taken(3)], {second.id})) == []
 
 
 def test_without_snapshots_there_is_nothing_to_decide():

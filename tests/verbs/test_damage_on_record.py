@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ciuic.ids import PackId
+from ciuic.store.damage_records import note_read
 from ciuic.store.records import layout
-from ciuic.store.records.damage import KnownDamage
+from ciuic.store.records.damage import ByteSpan, KnownDamage
+from ciuic.store.records.kinds import DATA
+from ciuic.store.store import Store, open_store
 from ciuic.system import durable
 from tests.kit.box import Box
 from tests.kit.damage import flip_content, packs
@@ -30,6 +34,17 @@ def damaged(box: Box) -> Box:
 def records(box: Box) -> list[str]:
     folder = box.store / layout.DAMAGED
     return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def call_damaged(box: Box, *pack_ids: PackId) -> None:
+    with open_store(str(box.store)) as store:
+        sizes = store.pack_files()
+        for pack_id in pack_ids:
+            note_read(store, pack_id, [ByteSpan(0, sizes[pack_id])], KnownDamage())
+
+
+def is_data(store: Store, pack_id: PackId) -> bool:
+    return any(packed.frame.kind == DATA for packed in store.index_keeper.list_pack(pack_id))
 
 
 @pytest.mark.parametrize("has_index", [True, False])
@@ -106,6 +121,26 @@ def test_a_prune_that_removes_the_pack_removes_the_record(damaged: Box) -> None:
 
     assert records(damaged) == []
     assert damaged.verify().ok
+
+
+def test_a_wrong_record_costs_the_space_of_its_chunks_once(box: Box) -> None:
+    (box.source / "model").write_bytes(os.urandom(300 * KIB))
+    box.take()
+    call_damaged(box, *(PackId(bytes.fromhex(path.name)) for path in packs(box.store)))
+    box.take()
+    with open_store(str(box.store)) as store:
+        held = {one for one in store.pack_files() if DATA in store.index.chunks_in(one).values()}
+        [second] = held
+        [first] = {one for one in store.pack_files() if is_data(store, one)} - held
+    # A prune prefers the first by name of two copies that are alike.
+    for name in records(box):
+        (box.store / layout.DAMAGED / name).unlink()
+    call_damaged(box, min(first, second))
+
+    for _ in range(2):
+        assert box.ciuic("prune", "--trash", "0").code == 0
+        assert box.take().new_bytes == 0
+        assert box.verify().ok
 
 
 def test_what_parity_gives_back_is_not_on_record(box: Box) -> None:

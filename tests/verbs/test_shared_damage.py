@@ -272,6 +272,9 @@ def test_a_record_that_does_not_tell_the_truth_costs_space_alone(one, two, sourc
 
     for machine in (one, two):
         machine.check(listed=one.ids())
+        stored = packs(one)
+        machine.take_at(machine.place(), source)
+        assert packs(one) == stored
 
 
 @pytest.mark.parametrize("is_true", [False, True])
@@ -323,6 +326,20 @@ def test_no_prune_removes_the_only_sound_copy_because_of_a_record(one, source, t
         machine.prune()
 
     machine.check(listed=one.ids())
+
+
+def test_records_of_packs_that_never_were_cost_a_prune_no_request_each(one, monkeypatch):
+    folder = one.cache.parent / "bucket" / layout.PACKS
+    for number in range(20):
+        pack_id = PackId(number.to_bytes(32, "big"))
+        (folder / layout.damage_name(pack_id, 1, 2, os.urandom(8))).touch()
+    monkeypatch.setattr(damage_records, "_REMOVED_AT_ONCE", 8)
+    checked = []
+    with one.opened_at(one.place(), removes=True) as store:
+        monkeypatch.setattr(store.packs, "size_bytes", None)
+        damage_records.forget_gone_packs(store, lambda: checked.append(len(records(one))))
+    assert checked == [20, 12, 4]
+    assert records(one) == []
 
 
 def test_records_are_few_however_much_is_damaged(one, source, tmp_path):

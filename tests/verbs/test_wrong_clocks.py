@@ -195,3 +195,24 @@ def test_a_clock_that_is_behind_forgets_nothing_but_what_it_took(life: Life) -> 
     behind = [life.take(b"behind %d" % number) for number in range(3)]
     life.forget("last:1")
     assert life.names() == {*real, behind[2]}
+
+
+def test_no_policy_forgets_what_alone_shows_that_another_snapshot_is_the_newest(
+    life: Life,
+) -> None:
+    ahead = life.take(b"ahead")
+    life.clock.set_back(12 * HOUR_S)
+    between = life.take(b"between")
+    life.clock.set_back(12 * HOUR_S)
+    newest = life.take(b"newest")
+    life.clock.advance(7 * 86_400.0 + 12 * HOUR_S)
+    for _ in range(2):
+        plan = life.forget("7d")
+        why = {one.id: what for one, what in plan.kept}
+        assert why[between] == f"shows that {newest} is newer than {ahead}"
+        assert life.names() == {ahead, between, newest}
+        assert life.find("latest") == newest
+
+    later = life.take(b"later")
+    life.forget("7d")
+    assert life.names() == {ahead, later}, "nothing needs to be shown any longer"

@@ -103,7 +103,7 @@ def apply_prune(
     with Removals(store.path) as removals:
         removals.begin_with(functools.partial(_expire, store, plan))
         rewritten = _remove_and_rewrite(work, removals)
-    forget_gone_packs(store)
+    forget_gone_packs(store, work.check)
     store.prune_mark.clear()
     return report_of(work, rewritten, dry_run=False)
 

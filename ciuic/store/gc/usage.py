@@ -4,7 +4,7 @@ The chunks of a pack and their delta bases are read from the pack's footer and n
 index: a wrong row must not cost data. A pack whose footer cannot be read may contain anything, and
 is not touched. Its delta bases, as far as its parity or the rest of the pack names them, count as
 needed: a repair needs them. If a chunk is in several packs, one copy is kept, preferably one
-without base, and only after it was read and found sound.
+without base and one that no record of damage names, and only after it was read and found sound.
 """
 
 import contextlib
@@ -333,18 +333,28 @@ def _choose_retained(
 ) -> _Choice:
     """Choose for each chunk, among the packs with a sound copy, the pack with the least garbage.
 
-    If a chunk has no sound copy, no pack is chosen, and all its copies stay for a repair.
+    Copies that a record of damage names come last. If a chunk has no sound copy, no pack is chosen,
+    and all its copies stay for a repair.
     """
 
     @functools.lru_cache(_ANSWERS_KEPT)
     def is_readable(copy: _Copy) -> bool:
         return is_sound(packs, reader, copy.pack_id, copy.packed)
 
+    damage = packs.damage()
+
+    def is_on_record(copy: _Copy) -> bool:
+        offset, length = copy.packed.offset_bytes, copy.packed.frame.total_bytes
+        return damage.touches(copy.pack_id, offset, length)
+
     choice = _Choice({}, {})
     for chunk_id, copies in _copies(packs, uses, repeated).items():
         if len({copy.pack_id for copy in copies}) > 1:
             check()
-            chosen = next((copy for copy in _sufficient(copies) if is_readable(copy)), None)
+            # No new snapshot relies on a copy that a record calls damaged, be the record wrong: the
+            # next one would store the chunk again.
+            trusted_first = sorted(_sufficient(copies), key=is_on_record)
+            chosen = next(filter(is_readable, trusted_first), None)
             if chosen is not None:
                 choice.retained[chunk_id] = chosen.pack_id
         retained = choice.retained.get(chunk_id)

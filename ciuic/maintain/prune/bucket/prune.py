@@ -199,7 +199,7 @@ class _Run:
             with contextlib.suppress(StoreError):  # only readers without a chunk index need it
                 self._bucket.segments.tidy(self._bucket.condemned.deleted())
         with contextlib.suppress(StoreError):  # the next prune does the rest
-            clean_records(self._store, self._bucket, work.plan)
+            clean_records(self._store, self._bucket, work.plan, self._check)
         return self._report(work, rewritten, earlier, condemned)
 
     def _purge(self, plan: PrunePlan) -> None:

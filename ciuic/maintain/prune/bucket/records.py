@@ -8,6 +8,8 @@ notes        that a prune stopped waiting for a copy, when nothing can copy that
 Verdicts and tombstones stay for good: docs/decisions/0034-records-that-stay.md.
 """
 
+from collections.abc import Callable
+
 from ciuic.errors import StoreError
 from ciuic.ids import SnapshotId
 from ciuic.maintain.prune.report import PrunePlan
@@ -21,20 +23,23 @@ from ciuic.store.store import Store
 __all__ = ["clean_records"]
 
 
-def clean_records(store: Store, bucket: StoreInBucket, plan: PrunePlan) -> None:
+def clean_records(
+    store: Store, bucket: StoreInBucket, plan: PrunePlan, check: Callable[[], None]
+) -> None:
     """Delete records that nothing needs. An error ends it; the next prune does the rest.
 
     Args:
         store: Open for writing, with ``removes``.
         bucket: Its bucket.
         plan: What this prune has found. Its snapshots are purged by now.
+        check: Called often; raises to end the work.
 
     Raises:
         StoreError: The bucket failed.
     """
     retired = store.trash.retired.ids()
     _clean_quarantine(store, bucket, retired, is_whole=_is_whole(plan))
-    forget_gone_packs(store)
+    forget_gone_packs(store, check)
     _clean_notes(bucket, retired)
 
 
