@@ -117,8 +117,10 @@ class Listings:
             # A root may be a symlink, which ``open_root`` follows.
             is_top = listing.parent == NOT_LISTED
             now = os.stat(self.path(number), follow_symlinks=is_top)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False  # moved or removed: a move shows in the directory that it went to
+        except OSError:
+            return True
         if now.st_ino != listing.inode:
             return False
         return is_late or storable_ns(now.st_ctime_ns) != listing.before_ns
