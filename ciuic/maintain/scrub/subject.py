@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from ciuic.errors import StoreError
 from ciuic.ids import PackId
 from ciuic.maintain.scrub.checks import check_with_parity, damaged_manifests, recorded_packs
 from ciuic.model import PathWarning
 from ciuic.store.directory.find import read_header, refuse_other_store
+from ciuic.store.directory.ownership import is_foreign
 from ciuic.store.health.inspect import PackCheck, inspect_pack
 from ciuic.store.place.keys import is_url
 from ciuic.store.place.location import PlaceOptions
@@ -61,13 +63,15 @@ class Directory:
 
     Args:
         path: The directory.
+        owner: The other user who may own it: see ``open_store``.
 
     Raises:
         StoreError: There is no store.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, owner: int | None = None) -> None:
         self._path = path
+        self._owner = owner
         self.store_id = read_header(path).store_id
 
     def opened(
@@ -77,8 +81,17 @@ class Directory:
         wait_s: float = 0.0,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> AbstractContextManager[Store]:
-        """See ``Subject``."""
-        return open_store(self._path, write=write, wait_s=wait_s, cancelled=cancelled)
+        """See ``Subject``.
+
+        Raises:
+            StoreError: Also if it were opened for writing and is another user's.
+        """
+        if write and self._owner is not None and is_foreign(self._path):
+            # Its writers fill a private index each time, and what is put there is gone at the end.
+            raise StoreError("the chunk index of another user's store is not opened")
+        return open_store(
+            self._path, write=write, wait_s=wait_s, cancelled=cancelled, owner=self._owner
+        )
 
     def refuse_other(self) -> None:
         """See ``Subject``."""
@@ -101,7 +114,11 @@ class Directory:
 
 
 def subject_at(
-    address: str, environment: Mapping[str, str], options: PlaceOptions | None = None
+    address: str,
+    environment: Mapping[str, str],
+    options: PlaceOptions | None = None,
+    *,
+    owner: int | None = None,
 ) -> Subject:
     """Return the store at an address: see ``open_at_address``.
 
@@ -109,7 +126,7 @@ def subject_at(
         StoreError: There is no store, or the bucket cannot be read.
     """
     if not is_url(address):
-        return Directory(address)
+        return Directory(address, owner)
     # Imported here because most stores are directories.
     from ciuic.maintain.scrub.bucket import Bucket
     from ciuic.store.addressed import open_at_address
