@@ -1,12 +1,12 @@
 """What is scrubbed: a store in a directory. ``bucket`` has the other kind."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ciuic.errors import StoreError
-from ciuic.ids import PackId
+from ciuic.ids import PackId, SnapshotId
 from ciuic.maintain.scrub.checks import check_with_parity, damaged_manifests, recorded_packs
 from ciuic.model import PathWarning
 from ciuic.store.directory.find import read_header, refuse_other_store
@@ -50,8 +50,15 @@ class Subject(Protocol):
         """Return whether a pack is gone because a prune has removed it."""
         ...
 
-    def damaged_manifests(self, store: Store) -> list[PathWarning]:
-        """Return the manifests and marks that are damaged or lost."""
+    def damaged_manifests(
+        self, store: Store, among: Collection[SnapshotId] | None = None
+    ) -> list[PathWarning]:
+        """Return the manifests and marks that are damaged or lost.
+
+        Args:
+            store: The open store.
+            among: Only look at those of these snapshots; None: at all.
+        """
         ...
 
 
@@ -108,9 +115,11 @@ class Directory:
         with self.opened() as store:
             return pack_id not in recorded_packs(store)
 
-    def damaged_manifests(self, store: Store) -> list[PathWarning]:
+    def damaged_manifests(
+        self, store: Store, among: Collection[SnapshotId] | None = None
+    ) -> list[PathWarning]:
         """See ``Subject``."""
-        return damaged_manifests(store)
+        return damaged_manifests(store, among)
 
 
 def subject_at(
