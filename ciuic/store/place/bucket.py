@@ -263,14 +263,14 @@ class StoreInBucket:
         """
         return self._place.get(f"{layout.MARKS}/{name}", MARK_BYTES_MAX)
 
-    def mark_numbers(self, snapshot_id: SnapshotId) -> set[int]:
-        """List the marks of a snapshot, also those that no longer count.
+    def mark_numbers(self) -> set[tuple[SnapshotId, int]]:
+        """List all marks, also those that no longer count.
 
         Raises:
             StoreError: They cannot be listed.
         """
         listed = [layout.parse_mark_name(_name_of(one)) for one in self._place.list(layout.MARKS)]
-        return {mark[1] for mark in listed if mark is not None and mark[0] == snapshot_id}
+        return {mark for mark in listed if mark is not None}
 
     def create_marks(self, files: Mapping[str, bytes]) -> set[str]:
         """Create the marks whose names are free; if some are not, fetch the newest marks.

@@ -203,8 +203,8 @@ class Bucket(Protocol):
         """Say that this snapshot is read: its packs may have come after the last listing."""
         ...
 
-    def mark_numbers(self, snapshot_id: SnapshotId) -> set[int]:
-        """List the marks of a snapshot, also those that no longer count."""
+    def mark_numbers(self) -> set[tuple[SnapshotId, int]]:
+        """List all marks, also those that no longer count."""
         ...
 
     def manifest(self, snapshot_id: SnapshotId) -> bytes:
