@@ -210,6 +210,18 @@ class StoreInBucket:
         except MissingError:
             return False
 
+    def manifest_ids(self) -> set[SnapshotId]:
+        """List the snapshots that have a manifest in the bucket, and no tombstone in its place.
+
+        Raises:
+            StoreError: They cannot be listed.
+        """
+        listed = [
+            one for one in self._place.list(layout.SNAPSHOTS) if one.size_bytes != TOMBSTONE_BYTES
+        ]
+        found = [layout.parse_manifest_name(_name_of(one)) for one in listed]
+        return {snapshot_id for snapshot_id in found if snapshot_id is not None}
+
     def remove_manifests(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete manifests; missing ones are skipped.
 

@@ -223,6 +223,10 @@ class Bucket(Protocol):
         """Ask the bucket whether it has a snapshot's manifest, and no tombstone in its place."""
         ...
 
+    def manifest_ids(self) -> set[SnapshotId]:
+        """List the snapshots that have a manifest in the bucket, and no tombstone in its place."""
+        ...
+
     def remove_manifests(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete manifests."""
         ...
