@@ -203,10 +203,6 @@ class Bucket(Protocol):
         """Say that this snapshot is read: its packs may have come after the last listing."""
         ...
 
-    def mark_numbers(self) -> set[tuple[SnapshotId, int]]:
-        """List all marks, also those that no longer count."""
-        ...
-
     def manifest(self, snapshot_id: SnapshotId) -> bytes:
         """Read a manifest from the bucket."""
         ...

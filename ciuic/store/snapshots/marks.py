@@ -149,10 +149,10 @@ class Marks:
         return sorted([one for one in found if one < number], reverse=True)
 
     def _all_marks(self) -> set[tuple[SnapshotId, int]]:
+        parse = layout.parse_mark_name
         if self._bucket is not None:  # this machine has no copies of marks that no longer count
-            return self._bucket.mark_numbers()
-        names = layout.parse_mark_name
-        return self._folder.names(names) | self._copies.names(names)
+            return self._bucket.records(layout.MARKS).names(parse)
+        return self._folder.names(parse) | self._copies.names(parse)
 
     def read(self, snapshot_id: SnapshotId, number: int, *, copy: bool = True) -> Mark:
         """Read a mark.
