@@ -1,18 +1,25 @@
 """Snapshots that were removed for good while a command read them: that is not damage."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, StoreError
 from ciuic.ids import SnapshotId
 from ciuic.store.store import Store
 
-__all__ = ["naming_removal", "refuse_removed", "was_removed"]
+__all__ = ["naming_removal", "refuse_removed", "removed_among"]
 
 
-def was_removed(store: Store, snapshot_id: SnapshotId) -> bool:
-    """Return whether a snapshot that was there has been forgotten and removed for good."""
-    return not store.manifests.is_there(snapshot_id) and snapshot_id in store.trash.used_ids()
+def removed_among(store: Store, snapshot_ids: Collection[SnapshotId]) -> set[SnapshotId]:
+    """Return those of some snapshots that were forgotten and removed for good since they were read.
+
+    If the store cannot say so, because its server is offline, they count as there.
+    """
+    if snapshot_ids:
+        with suppress(StoreError):
+            gone = set(snapshot_ids) - store.manifests.all_there()
+            return gone & store.trash.used_ids() if gone else gone
+    return set()
 
 
 def refuse_removed(store: Store, *snapshot_ids: SnapshotId) -> None:
@@ -27,7 +34,8 @@ def refuse_removed(store: Store, *snapshot_ids: SnapshotId) -> None:
     for snapshot_id in snapshot_ids:
         is_removed = False
         with suppress(StoreError):
-            is_removed = was_removed(store, snapshot_id)
+            is_there = store.manifests.is_there(snapshot_id)
+            is_removed = not is_there and snapshot_id in store.trash.used_ids()
         if is_removed:
             raise SnapshotNotFoundError(
                 f"{snapshot_id} was forgotten, and a prune removed it while it was read"

@@ -85,7 +85,7 @@ def command(session: Session, *, budget: str | None, as_json: bool) -> None:
 def _subject(session: Session) -> Subject:
     address = session.store_path()
     if not is_url(address):
-        return subject_at(address, os.environ)
+        return subject_at(address, os.environ, owner=session.store_owner())
     # Imported here because most stores are directories.
     from ciuic.cli.addresses import place_options
 

@@ -76,9 +76,13 @@ def opened(
         with _in_bucket(session, path, access, wait_s, cancelled, only=about) as store:
             yield store
         return
-    owner = session.store_owner() if write else None
     with open_store(
-        path, write=write, only_adds=only_adds, wait_s=wait_s, cancelled=cancelled, owner=owner
+        path,
+        write=write,
+        only_adds=only_adds,
+        wait_s=wait_s,
+        cancelled=cancelled,
+        owner=session.store_owner(),
     ) as store:
         for what in store.stuck.values():
             click.echo(f"ciuic: {printable(what)}; it stays", err=True)

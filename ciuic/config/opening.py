@@ -55,7 +55,7 @@ def open_configured(
         removes=removes,
         wait_s=wait_s,
         cancelled=cancelled,
-        owner=settings.store_owner if write else None,
+        owner=settings.store_owner,
     )
 
 

@@ -5,7 +5,7 @@ adds one that says the same as the copy of this machine. Without a copy the mark
 pin, so the repair adds a mark with a pin, and with the last tags and the last note that are known.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
@@ -55,8 +55,13 @@ class MarkSurvey(NamedTuple):
     unreachable: dict[tuple[SnapshotId, int], str]
 
 
-def survey_marks(store: Store) -> MarkSurvey:
-    """Read the newest mark of each snapshot, and its copy."""
+def survey_marks(store: Store, among: Collection[SnapshotId] | None = None) -> MarkSurvey:
+    """Read the newest mark of each snapshot, and its copy.
+
+    Args:
+        store: The store.
+        among: Only look at these snapshots; None: at all.
+    """
     found = MarkSurvey([], [], {}, {})
 
     def check(key: tuple[SnapshotId, int]) -> CorruptionError | UnknownFormatError | None:
@@ -66,7 +71,7 @@ def survey_marks(store: Store) -> MarkSurvey:
             return error
         return None
 
-    keys = list(_newest(store))
+    keys = [key for key in _newest(store) if among is None or key[0] in among]
     with ThreadPoolExecutor(1 if store.bucket is None else _REQUESTS_AT_ONCE, "marks") as pool:
         for key, error in zip(keys, pool.map(check, keys), strict=True):
             if isinstance(error, UnreachableError):

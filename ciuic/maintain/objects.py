@@ -1,6 +1,6 @@
 """Checks the objects of a store in a bucket against their checksums."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -61,9 +61,18 @@ def pack_object(bucket: StoreInBucket, pack_id: PackId) -> bytes:
     return bucket.place.get(f"{layout.PACKS}/{layout.pack_name(pack_id)}", _PACK_BYTES_MAX)
 
 
-def damaged_manifests(store: Store) -> Iterator[PathWarning]:
-    """Yield the manifests that are damaged or lost, as the bucket has them."""
+def damaged_manifests(
+    store: Store, among: Collection[SnapshotId] | None = None
+) -> Iterator[PathWarning]:
+    """Yield the manifests that are damaged or lost, as the bucket has them.
+
+    Args:
+        store: The store.
+        among: Only look at these snapshots; None: at all.
+    """
     bucket = bucket_of(store)
+    there = store.manifests.files()
+    wanted = sorted(there if among is None else there.keys() & set(among))
 
     def problem(snapshot_id: SnapshotId) -> PathWarning | None:
         try:
@@ -76,8 +85,10 @@ def damaged_manifests(store: Store) -> Iterator[PathWarning]:
         return None
 
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "manifests") as pool:
-        found = list(pool.map(problem, sorted(store.manifests.files())))
+        found = list(pool.map(problem, wanted))
     yield from (one for one in found if one is not None)
     for snapshot_id in lost_snapshots(store):
+        if among is not None and snapshot_id not in among:
+            continue
         path = f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
         yield PathWarning(path.encode(), lost_manifest(store, snapshot_id).message)

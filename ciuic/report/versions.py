@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ciuic.catalog import known_lost
-from ciuic.catalog.removed import was_removed
+from ciuic.catalog.removed import removed_among
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, UnknownFormatError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import BEING_WRITTEN, CONSISTENT, SKIPPED, UNREADABLE, Entry, SnapshotSummary
 from ciuic.store.records.tree_nodes import iter_tree
 from ciuic.store.store import Store
+from ciuic.system.machine import Machine
 from ciuic.view.damage import DamageSurvey
 from ciuic.view.diff import has_same_content
 from ciuic.view.locator import Locator
@@ -62,21 +63,28 @@ def versions(store: Store, snapshots: Sequence[SnapshotSummary], path: bytes) ->
             version = _version(places, judge, snapshot)
         except SnapshotNotFoundError:
             continue  # a prune has removed it meanwhile
-        if version is None or (version.state == DAMAGED and was_removed(store, snapshot.id)):
-            continue
-        before = _before(found, snapshot)
-        if before is not None and _is_same(store, before.entry, version.entry):
-            version = version._replace(same_as=before.snapshot.id)
-        found.append(version)
-    return found[::-1]
+        if version is not None:
+            found.append(version)
+    removed = removed_among(store, [one.snapshot.id for one in found if one.state == DAMAGED])
+    return _compared(store, [one for one in found if one.snapshot.id not in removed])[::-1]
 
 
-def _before(older: Sequence[Version], snapshot: SnapshotSummary) -> Version | None:
-    """Return the version before that of a snapshot: two machines may use one path."""
-    known = [one for one in reversed(older) if one.entry is not None]
-    machine = snapshot.owner.machine
-    own = (one for one in known if one.snapshot.owner.machine.is_same(machine))
-    return next(own, known[0] if known else None)
+def _compared(store: Store, oldest_first: Sequence[Version]) -> list[Version]:
+    """Set ``same_as``: two machines may use one path."""
+    compared = []
+    last: dict[Machine, Version] = {}
+    for version in oldest_first:
+        machine = version.snapshot.owner.machine
+        own = (one for known, one in reversed(last.items()) if known.is_same(machine))
+        before = next(own, next(reversed(last.values()), None))
+        is_same = before is not None and _is_same(store, before.entry, version.entry)
+        same_as = before.snapshot.id if before is not None and is_same else None
+        compared.append(version._replace(same_as=same_as))
+        if version.entry is not None:
+            # The last version comes last.
+            last.pop(machine, None)
+            last[machine] = version
+    return compared
 
 
 def _version(places: "_Places", judge: "_Judge", snapshot: SnapshotSummary) -> Version | None:

@@ -132,7 +132,7 @@ def _folder(store: Store) -> RecordFolder:
         raise StoreError(store.header.problem_for_writers)
     if store.bucket is not None:
         return store.bucket.records(layout.PACKS)
-    refuse_foreign(store.path, None)
+    refuse_foreign(store.path, store.owner)
     return Folder(store.path, layout.DAMAGED)
 
 

@@ -70,7 +70,8 @@ def open_store(
         only_adds: With ``write``, other processes that only add may do so meanwhile.
         wait_s: How long to wait for the write locks.
         cancelled: Ends that wait once it turns true.
-        owner: Number of another user who may own a store that is opened for writing.
+        owner: Number of another user who may own a store that is written to; a reader that finds
+            damage does so as well.
 
     Raises:
         StoreError: There is no store that can be used.
@@ -154,6 +155,7 @@ class Store:
         prune_mark: The mark of a prune that has not ended.
         reader: Reads its chunks.
         writable: It is open for writing.
+        owner: The other user who may own it: see ``open_store``.
         session_id: Random, drawn when the store is opened; new packs have it in their names.
         stuck: Files that a killed writer left in ``tmp/`` and that cannot be removed, by their
             path in the store, with the reason. Set only for a writer.
@@ -184,6 +186,7 @@ class Store:
         self.prune_mark = PruneMark(path)
         self.stuck: dict[str, str] = {}
         self.writable = False
+        self.owner: int | None = None
         self.session_id = SessionId(os.urandom(SESSION_BYTES))
         self._leased_id = SnapshotId("")
         self.trash = Trash(
@@ -198,9 +201,10 @@ class Store:
 
     def lock(self, access: _Access) -> None:
         """Take the locks; a writer also brings the chunk index up to date with the packs."""
+        self.owner = access.owner
         if access.write:
             refuse_read_only(self.name, self.header)
-            refuse_foreign(self.path, access.owner)
+            refuse_foreign(self.path, self.owner)
         self._read_lock.take_shared()
         if access.write:
             is_alone = True

@@ -117,7 +117,8 @@ def subject_of(settings: Settings) -> Subject:
         CiuicError: There is no store, or it cannot be read.
     """
     address = settings.snapshot_dir
-    return subject_at(address, os.environ, settings.place_options if is_url(address) else None)
+    options = settings.place_options if is_url(address) else None
+    return subject_at(address, os.environ, options, owner=settings.store_owner)
 
 
 def first_few(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from ciuic.model import PathWarning, complete_ones, newest_first, path_text, pre
 from ciuic.store.store import Store
 from ciuic.system.clock import Clock
 from ciuic.units import counted, format_bytes, format_duration, format_files
-from ciuicd.upkeep.outcomes import Outcomes
+from ciuicd.upkeep.outcomes import Outcomes, refuse_other
 
 __all__ = ["Drills", "is_drill_due", "practice"]
 
@@ -37,12 +37,16 @@ class Drills:
         clock: Tells the time.
         outcomes: Receives the outcome.
         environ: Names the directory for restored files.
+        store_id: The store to practice with; one with another ID is refused. None: any.
     """
 
-    def __init__(self, clock: Clock, outcomes: Outcomes, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, clock: Clock, outcomes: Outcomes, environ: Mapping[str, str], store_id: str | None
+    ) -> None:
         self._clock = clock
         self._outcomes = outcomes
         self._environ = environ
+        self._store_id = store_id
         self._tried_s: float | None = None
 
     def is_due(self, settings: Settings) -> bool:
@@ -57,6 +61,7 @@ class Drills:
         if tried_s is not None and self._clock.monotonic_s() - tried_s < _DRILL_AGAIN_S:
             return False
         with open_configured(settings, patient=False) as store:
+            refuse_other(store, self._store_id)
             return is_drill_due(store, settings.drill_interval_s, self._clock.now_ns())
 
     def begin(self) -> None:
@@ -73,7 +78,13 @@ class Drills:
         Raises:
             CiuicError: No drill was done.
         """
-        report = practice(settings, clock=self._clock, environ=self._environ, cancelled=should_stop)
+        report = practice(
+            settings,
+            clock=self._clock,
+            environ=self._environ,
+            cancelled=should_stop,
+            store_id=self._store_id,
+        )
         if report is not None:
             outcome = report.outcome or None
             self._outcomes.note("drill", ok=report.ok, snapshot=report.snapshot_id, outcome=outcome)
@@ -96,8 +107,16 @@ def practice(
     clock: Clock,
     environ: Mapping[str, str],
     cancelled: Callable[[], bool],
+    store_id: str | None = None,
 ) -> DrillReport | None:
     """Restore a sample of the newest snapshot of this machine, compare it, record and log that.
+
+    Args:
+        settings: The configuration.
+        clock: Tells the time.
+        environ: Names the directory for restored files.
+        cancelled: Asked often; when it turns true, the drill ends.
+        store_id: The store; one with another ID is refused. None: any.
 
     Returns:
         The report; None if there is no snapshot.
@@ -108,6 +127,7 @@ def practice(
     scratch = environ.get("CACHE_DIRECTORY") or environ.get("TMPDIR") or _SCRATCH
     request = DrillRequest(scratch=os.path.abspath(scratch), seed=clock.now_ns())
     with open_configured(settings) as store:
+        refuse_other(store, store_id)
         chosen, remark = of_this_machine(complete_ones(list_snapshots(store)))
         own = preferred(chosen, settings.scopes)
         if not own:

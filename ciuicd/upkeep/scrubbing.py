@@ -6,12 +6,13 @@ from typing import Final
 
 from ciuic.config.opening import open_configured
 from ciuic.config.settings import Settings
+from ciuic.errors import StoreError
 from ciuic.maintain.scrub.budget import Budget
 from ciuic.maintain.scrub.pack_health import read_since_s
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.system.clock import Clock
 from ciuicd.upkeep.damage_log import DamageLog, subject_of
-from ciuicd.upkeep.outcomes import Outcomes
+from ciuicd.upkeep.outcomes import Outcomes, refuse_other
 
 __all__ = ["Scrubbing"]
 
@@ -43,12 +44,16 @@ class Scrubbing:
         clock: Tells the time.
         outcomes: Receives the outcome.
         damage_log: Logs damage.
+        store_id: The store to scrub; one with another ID is refused. None: any.
     """
 
-    def __init__(self, clock: Clock, outcomes: Outcomes, damage_log: DamageLog) -> None:
+    def __init__(
+        self, clock: Clock, outcomes: Outcomes, damage_log: DamageLog, store_id: str | None
+    ) -> None:
         self._clock = clock
         self._outcomes = outcomes
         self._damage_log = damage_log
+        self._store_id = store_id
         self._day = _Day(_NO_DAY)
 
     @property
@@ -86,14 +91,22 @@ class Scrubbing:
         if self._day.number != today:
             # The store has a record of what an earlier daemon read today.
             with open_configured(settings, patient=False) as store:
+                refuse_other(store, self._store_id)
                 self._day = _Day(today, read_since_s(store, today * _DAY_NS))
         return settings.scrub_budget_s - self._day.spent_s
 
     def _scrub(self, settings: Settings, left_s: float, should_stop: Callable[[], bool]) -> None:
         began_s = self._clock.monotonic_s()
+        subject = subject_of(settings)
+        if self._store_id not in {None, subject.store_id}:
+            # Of a bucket, the daemon's hold is on this machine, and stays.
+            raise StoreError(
+                f"a different store is now at {settings.snapshot_dir}",
+                hint="Restart ciuicd, if it is to serve that store.",
+            )
         try:
             report = scrub(
-                subject_of(settings),
+                subject,
                 clock=self._clock,
                 budget=Budget(duration_s=left_s),
                 rest_s=_REST_S,

@@ -65,7 +65,7 @@ class Upkeep:
     Args:
         clock: Tells the time.
         note_progress: Called about twenty times a second while something runs.
-        store_id: The store to forget and prune in; one with another ID is refused. None: any.
+        store_id: The store to care for; one with another ID is refused. None: any.
         copy: The name of the copy that the store is; empty: it is the configured store.
         apart: Prune and drill in child processes, so that this process stays small. A bucket
             has threads instead: those of an object store's client do not survive a fork.
@@ -91,8 +91,8 @@ class Upkeep:
         self._outcomes = Outcomes(clock)
         self._damage_log = DamageLog()
         self._pruning = Pruning(clock, self._outcomes, store_id)
-        self._scrubbing = Scrubbing(clock, self._outcomes, self._damage_log)
-        self._drills = Drills(clock, self._outcomes, os.environ)
+        self._scrubbing = Scrubbing(clock, self._outcomes, self._damage_log, store_id)
+        self._drills = Drills(clock, self._outcomes, os.environ, store_id)
 
     @property
     def shown(self) -> Document:

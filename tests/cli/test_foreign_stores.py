@@ -15,11 +15,16 @@ from pathlib import Path
 import pytest
 
 from ciuic.cli import main
+from ciuic.config.load import load_settings
 from ciuic.control import request_status
 from ciuic.errors import StoreError
+from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.store import open_store
+from ciuic.system.clock import SystemClock
+from ciuicd.upkeep.damage_log import subject_of
 from tests.kit.box import Box
 from tests.kit.daemon import wait_until
+from tests.kit.damage import flip_content
 from tests.kit.program import NOBODY, REPOSITORY, Outcome, ciuic, environment
 
 pytestmark = pytest.mark.root
@@ -196,6 +201,37 @@ def test_root_writes_to_it_if_the_configuration_names_its_owner(foreign: Foreign
     assert foreign.run("verify", "--all", "--checksum").code == 0
     # The key is about the store that the configuration names, and no other.
     assert ciuic("--config", box.config, "--store", box.store, "prune").code == 1
+
+
+@pytest.mark.parametrize("finder", ["scrub", "verify", "restore", "daemon"])
+def test_root_records_damage_in_it_if_the_configuration_names_its_owner(
+    foreign: Foreign, tmp_path: Path, finder: str
+) -> None:
+    box = foreign.box
+    data = (box.source / "file").read_bytes()
+    flip_content(box.store, data)
+    commands: dict[str, tuple[str | Path, ...]] = {
+        "scrub": ("scrub",),
+        "verify": ("verify", "--all", "--checksum"),
+        "restore": ("restore", "-s", foreign.newest, "-p", box.source, "-d"),
+    }
+
+    def find() -> None:
+        if finder == "daemon":
+            # What the daemon scrubs; its budget and its turn have their own tests.
+            assert scrub(subject_of(load_settings(str(box.config))), clock=SystemClock()).damaged
+        else:
+            places = [tempfile.mkdtemp(dir=tmp_path)] if finder == "restore" else []
+            assert foreign.run(*commands[finder], *places).code in {3, 4}
+
+    find()
+    assert not (box.store / "damaged").exists()
+    foreign.allow()
+    find()
+    assert len(os.listdir(box.store / "damaged")) == 1
+    # The snapshot is of the same file, and relies on nothing that is damaged.
+    assert foreign.run("snapshot").code == 0
+    assert foreign.run("verify", "--checksum").code == 0
 
 
 def test_an_owner_who_is_not_the_one_is_refused_and_an_unknown_one_is_a_mistake(

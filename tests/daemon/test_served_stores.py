@@ -284,7 +284,11 @@ def test_a_store_that_is_mounted_just_before_upkeep_opens_it_is_unchanged(
     machine, caplog, is_trashed, store_id
 ):
     """The daemon looks at the path, and opens the store a moment later."""
-    machine.configure(retention_policy="last:1" if not is_trashed else "3650d")
+    machine.configure(
+        retention_policy="last:1" if not is_trashed else "3650d",
+        scrub_budget="10m",
+        drill_interval="1s",
+    )
     below = machine.directory / "below"
     neglected(machine, below)
     below.rename(machine.store)

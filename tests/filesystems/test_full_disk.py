@@ -24,12 +24,8 @@ class Filled:
     """A disk to fill, and six snapshots of a 1 MiB file with new content each time."""
 
     def __init__(self, place: Disk, directory: Path) -> None:
-        directory.mkdir()
         self.place = place
-        self.box = Box(directory, parity=0.04)
-        self.box.store = place.path / "store"
-        self.box.configure()
-        self.do("init")
+        self.box = initialized(place, directory)
         chance = random.Random(1)
         for number in range(6):
             (self.box.source / "checkpoint").write_bytes(chance.randbytes(MIB))
@@ -136,70 +132,107 @@ def test_a_store_on_btrfs_without_space_for_metadata_frees_itself(tmp_path: Path
 
 def test_a_store_that_is_over_its_quota_frees_itself(tmp_path: Path) -> None:
     """The quota is that of a btrfs subvolume, which also limits root."""
-    if shutil.which("btrfs") is None:
-        pytest.skip("btrfs-progs is not installed")
-    with disk("btrfs", tmp_path, size_mib=320) as place:
-
-        def btrfs(*arguments: str | Path) -> None:
-            subprocess.run(["btrfs", *arguments], check=True, capture_output=True, timeout=60)
-
-        share = place.path / "share"
-        btrfs("subvolume", "create", share)
-        inner = Disk.__new__(Disk)
-        inner.kind, inner.path = "btrfs", share
-        one = Filled(inner, tmp_path / "box")
-        btrfs("quota", "enable", place.path)
-        btrfs("quota", "rescan", "-w", place.path)
-        btrfs("qgroup", "limit", "24M", share)
-        with contextlib.suppress(OSError), (share / "ballast").open("wb", buffering=0) as ballast:
-            while True:
-                ballast.write(os.urandom(MIB // 4))
-                os.fsync(ballast.fileno())
-        with contextlib.suppress(OSError), (share / "more").open("wb", buffering=0) as ballast:
-            while True:
-                ballast.write(os.urandom(4096))
-                os.fsync(ballast.fileno())
+    with share(tmp_path) as place:
+        one = Filled(place, tmp_path / "box")
+        fill_quota(place)
         assert one.refuses_writing()
         one.check_life()
+
+
+def btrfs(*arguments: str | Path) -> None:
+    subprocess.run(["btrfs", *arguments], check=True, capture_output=True, timeout=60)
+
+
+@contextlib.contextmanager
+def share(directory: Path) -> Iterator[Disk]:
+    """A subvolume of btrfs, for a quota."""
+    if shutil.which("btrfs") is None:
+        pytest.skip("btrfs-progs is not installed")
+    with disk("btrfs", directory, size_mib=320) as place:
+        inner = Disk.__new__(Disk)
+        inner.kind, inner.path = "btrfs", place.path / "share"
+        btrfs("subvolume", "create", inner.path)
+        yield inner
+
+
+def fill_quota(place: Disk) -> None:
+    """Limit a subvolume to 28 MiB, and write files until it has them."""
+    btrfs("quota", "enable", place.path)
+    btrfs("quota", "rescan", "-w", place.path)
+    btrfs("qgroup", "limit", "28M", place.path)
+    for name, size in (("ballast", MIB // 4), ("more", 4096)):
+        with contextlib.suppress(OSError), (place.path / name).open("wb", buffering=0) as file:
+            while True:
+                file.write(os.urandom(size))
+                os.fsync(file.fileno())
+
+
+def initialized(place: Disk, directory: Path) -> Box:
+    """Return a box with an empty store on a disk."""
+    directory.mkdir()
+    box = Box(directory, parity=0.04)
+    box.store = place.path / "store"
+    box.configure()
+    assert box.ciuic("init").code == 0
+    return box
+
+
+def run_of_models(
+    place: Disk,
+    directory: Path,
+    *,
+    models: int = 8,
+    model_bytes: int = 2 * MIB,
+    log_bytes: int = 150_000,
+) -> Box:
+    """Return a box with one snapshot that is needed. No pack is all garbage.
+
+    Each snapshot of the run stored a new model, and a log that is kept.
+    """
+    box = initialized(place, directory)
+    chance = random.Random(1)
+    for number in range(models):
+        (box.source / "model").write_bytes(chance.randbytes(model_bytes))
+        (box.source / f"log {number}").write_bytes(chance.randbytes(log_bytes))
+        assert box.ciuic("snapshot").code == 0
+    assert box.ciuic("forget", "--policy", "last:1").code == 0
+    return box
+
+
+def check_prune(box: Box, *, least_bytes: int) -> None:
+    """Prune what ``run_of_models`` left, and check that the snapshot is whole."""
+    freed = box.ciuic("prune", "--trash", "0", "--json")
+    assert freed.code == 0, freed
+    assert freed.document["freed_bytes"] > least_bytes
+    assert freed.document["removed"]["bytes"] < MIB, "these need no room"
+    out = box.directory / "out"
+    done = box.ciuic("restore", "-s", "latest", "-p", str(box.source), "-d", str(out))
+    assert done.code == 0, done
+    assert photograph(out / "source") == photograph(box.source)
 
 
 @pytest.mark.parametrize("left_bytes", [0, 128 * 1024])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prune_rewrites_packs_on_a_full_disk(tmp_path: Path, kind: str, left_bytes: int) -> None:
-    """Each snapshot of a run stores a new model, and a log that is kept: no pack is all garbage."""
     with disk(kind, tmp_path, size_mib=KINDS[kind]) as place:
-        (tmp_path / "box").mkdir()
-        box = Box(tmp_path / "box", parity=0.04)
-        box.store = place.path / "store"
-        box.configure()
-        assert box.ciuic("init").code == 0
-        chance = random.Random(1)
-        for number in range(8):
-            (box.source / "model").write_bytes(chance.randbytes(2 * MIB))
-            (box.source / f"log {number}").write_bytes(chance.randbytes(150_000))
-            assert box.ciuic("snapshot").code == 0
-        assert box.ciuic("forget", "--policy", "last:1").code == 0
+        box = run_of_models(place, tmp_path / "box")
         place.leave_free(left_bytes)
+        check_prune(box, least_bytes=13 * MIB)
 
-        freed = box.ciuic("prune", "--trash", "0", "--json")
 
-        assert freed.code == 0, freed
-        assert freed.document["freed_bytes"] > 13 * MIB
-        assert freed.document["removed"]["bytes"] < MIB, "these need no room"
-        done = box.ciuic(
-            "restore", "-s", "latest", "-p", str(box.source), "-d", str(tmp_path / "o")
+def test_a_prune_rewrites_packs_when_the_quota_is_used_up(tmp_path: Path) -> None:
+    with share(tmp_path) as place:
+        box = run_of_models(
+            place, tmp_path / "box", models=4, model_bytes=3 * MIB, log_bytes=2 * MIB
         )
-        assert done.code == 0, done
-        assert photograph(tmp_path / "o" / "source") == photograph(box.source)
+        fill_quota(place)
+        assert place.free_bytes() > 100 * MIB, "the file system tells no quota"
+        check_prune(box, least_bytes=8 * MIB)
 
 
 def test_a_prune_that_cannot_empty_a_pack_leaves_the_reserve(tmp_path: Path) -> None:
     with disk("ext4", tmp_path, size_mib=128) as place:
-        (tmp_path / "box").mkdir()
-        box = Box(tmp_path / "box", parity=0.04)
-        box.store = place.path / "store"
-        box.configure()
-        assert box.ciuic("init").code == 0
+        box = initialized(place, tmp_path / "box")
         chance = random.Random(1)
         for name in ("old", "kept"):
             (box.source / name).write_bytes(chance.randbytes(8 * MIB))

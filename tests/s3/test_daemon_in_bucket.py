@@ -54,6 +54,32 @@ def test_a_daemon_serves_a_bucket(run, daemon, elsewhere, source):
     assert "no daemon of this user serves" in daemon.do("--reload", elsewhere.address, code=1)
 
 
+def test_a_daemon_writes_nothing_to_another_store_that_was_made_at_its_url(
+    run, daemon, elsewhere, source
+):
+    daemon.start()
+    daemon.wait_for("snapshot ")
+    place = elsewhere.place()
+    place.delete(everything(place))
+    assert elsewhere.init()[0]
+    name = elsewhere.take(source).id
+    before = everything(place)
+    (source / "small" / "1").write_text("second")
+
+    said = run("snapshot", code=1)
+
+    assert f"a different store is now at {elsewhere.address}" in said
+    daemon.wait_for(f"snapshot failed: a different store is now at {elsewhere.address}")
+    assert elsewhere.ids() == {name}
+    assert everything(place) == before
+
+
+def everything(place):
+    folders = ("snapshots", "packs", "marks", "segments", "retired", "condemned", "verdicts")
+    found = [key for folder in (*folders, "leases") for key in keys(place, folder)]
+    return sorted([*found, "ciuic-store.json"])
+
+
 def test_a_check_refuses_the_credentials_that_the_daemon_would_refuse(daemon, key_file):
     assert daemon.do("--check") == ""
     key_file.chmod(0o644)

@@ -75,12 +75,21 @@ def test_other_names_say_nothing(name: str) -> None:
     assert not KnownDamage([name])
 
 
-def test_only_so_many_records_are_heeded_and_all_can_be_deleted() -> None:
-    first = named([ByteSpan(number, number + 1) for number in range(RECORDS_MAX)])
-    [last] = named([ByteSpan(1, 2)], OTHER)
-    known = KnownDamage([last, *first])
-    assert known.count == RECORDS_MAX + 1
-    assert known.touches(PACK, 1, 1)
-    assert not known.touches(OTHER, 1, 1)
+def test_damage_behind_many_records_is_heeded_and_all_can_be_deleted() -> None:
+    spans = [ByteSpan(2 * number, 2 * number + 1) for number in range(3 * RECORDS_MAX)]
+    last = named([ByteSpan(1, 2), ByteSpan(8, 9)], OTHER)
+    known = KnownDamage([*last, *named(spans)])
+    assert known.count == 3 * RECORDS_MAX + 2
+    assert all(known.covers(PACK, span) for span in spans)
+    assert known.touches(OTHER, 1, 1)
+    assert known.touches(OTHER, 8, 1)
+    assert not known.touches(OTHER, 4, 1)
     assert known.packs() == {PACK, OTHER}
-    assert known.names_of(OTHER) == [last]
+    assert set(known.names_of(OTHER)) == set(last)
+
+
+def test_damage_in_very_many_packs_is_heeded_in_each() -> None:
+    packs = [PackId(number.to_bytes(32, "big")) for number in range(RECORDS_MAX + 5)]
+    known = KnownDamage(name for pack_id in packs for name in named([ByteSpan(3, 4)], pack_id))
+    assert all(known.touches(pack_id, 3, 1) for pack_id in packs)
+    assert not known.touches(packs[0], 4, 1)

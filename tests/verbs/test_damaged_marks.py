@@ -17,6 +17,7 @@ from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.plan import plan_repair
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
+from ciuic.store.records import layout
 from ciuic.store.records.sealed import seal
 from ciuic.store.snapshots.marks import Marks
 from ciuic.store.store import open_store
@@ -79,16 +80,66 @@ def test_a_machine_without_the_mark_adds_a_tag_and_loses_nothing(one, tmp_path):
         assert (found.tags, found.note, found.mark_problem) == (("a b", "z"), "best so far", "")
 
 
+def counted_listings(monkeypatch):
+    """Return a list that gets an item whenever all marks are listed for those of one snapshot."""
+    asked = []
+    marks = Marks._all_marks
+    monkeypatch.setattr(Marks, "_all_marks", lambda self: asked.append(self) or marks(self))
+    return asked
+
+
+def damage_all(store, place):
+    """Give each snapshot a tag, then a note, and damage the mark with the note."""
+    for taken in list_snapshots(store):
+        change_tags(store, taken.id, add=["kept"])
+        set_note(store, taken.id, "lost")
+    for seen in list_snapshots(store):
+        for path in place.rglob(f"{seen.id}-{seen.mark}.json"):
+            flip_byte(path, 40)
+
+
+def check_all(store):
+    found = list_snapshots(store)
+    assert len(found) >= 5
+    assert all("kept" in seen.tags and seen.mark_problem for seen in found)
+
+
+def test_the_damaged_marks_of_many_snapshots_of_a_bucket_cost_one_listing(
+    one, tmp_path, monkeypatch
+):
+    for number in range(4):
+        write(tmp_path / "source", [str(number)])
+        one.take_at(one.place(), tmp_path / "source")
+    with one.opened() as store:
+        damage_all(store, tmp_path / "bucket")
+    asked = counted_listings(monkeypatch)
+
+    with machine(tmp_path, "other").opened() as store:
+        check_all(store)
+
+    assert len(asked) == 1
+
+
+def test_the_damaged_marks_of_many_snapshots_cost_one_listing(box, monkeypatch):
+    for number in range(5):
+        write(box.source, [str(number)])
+        box.take()
+    with open_store(str(box.store), write=True) as store:
+        damage_all(store, box.store)
+    (box.store / layout.CATALOG).unlink()  # it remembers what the marks said
+    asked = counted_listings(monkeypatch)
+
+    with open_store(str(box.store)) as store:
+        check_all(store)
+        assert len(asked) == 1
+
+
 def test_several_damaged_marks_are_passed_over_and_the_bucket_is_asked_once(
     one, tmp_path, monkeypatch
 ):
     for number in (4, 3):
         flip_byte(next((tmp_path / "bucket/marks").glob(f"*-{number}.json")), 40)
-    asked = []
-    numbers = Marks._numbers_before
-    monkeypatch.setattr(
-        Marks, "_numbers_before", lambda *words: asked.append(words) or numbers(*words)
-    )
+    asked = counted_listings(monkeypatch)
     with machine(tmp_path, "other").opened() as store:
         for _ in range(3):
             (seen,) = list_snapshots(store)

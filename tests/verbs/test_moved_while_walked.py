@@ -1,5 +1,6 @@
 """Names that move while a snapshot walks the directories: none is lost without a word."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -201,6 +202,116 @@ def test_a_name_that_moves_to_a_directory_of_a_very_long_path_is_captured(
 
     assert [path for path in live_box.entries() if path.endswith(b"/ckpt/model")]
     assert report.trouble == ()
+
+
+@pytest.mark.parametrize("is_read_later", [False, True])
+def test_what_was_captured_stays_if_what_replaces_it_cannot_be_read(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch, is_read_later: bool
+) -> None:
+    first, _, last = checkpoints(live_box)
+    best, new = first / "best", live_box.directory / "new"
+    best.write_bytes(b"captured")
+    last.chmod(0o700)  # as if a name had left it
+
+    def replace() -> None:
+        best.unlink()
+        new.rename(best)
+
+    def no_file_any_more() -> None:
+        best.unlink()
+        best.symlink_to("old.pt")
+
+    before_call(monkeypatch, "find", SecondLook, replace, number=1)
+    if is_read_later:
+        new.write_bytes(b"never captured")
+        before_call(monkeypatch, "release", ReadQueue, no_file_any_more, number=2)
+    else:
+        new.mkdir()
+        failing(monkeypatch, "child", lambda _, name: name == b"best")
+
+    report = live_box.take()
+
+    assert live_box.read(best) == b"captured"
+    assert [warning.path for warning in report.trouble] == [os.fsencode(best)]
+    assert report.files == 4
+    assert report.logical_bytes == len(MODEL) + len(b"captured") + len(b"old") + len(b"log")
+    assert live_box.ciuic("verify", "--checksum").code == 0
+
+
+def failing(
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    is_broken: Callable[[DirectoryHandle, bytes], bool],
+) -> None:
+    """Let a method of directories fail as on a broken disk, for some directories and names."""
+    original = getattr(DirectoryHandle, method)
+
+    def called(handle: DirectoryHandle, *name: bytes) -> object:
+        if is_broken(handle, *name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(handle, *name)
+
+    monkeypatch.setattr(DirectoryHandle, method, called)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "broken"),
+    [("names", b"", "a"), ("child", b"a", "a"), ("status", b"a", "a"), ("names", b"", "")],
+)
+def test_a_directory_that_cannot_be_listed_again_gets_one_warning(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch, method: str, name: bytes, broken: str
+) -> None:
+    first, middle, last = checkpoints(live_box)
+    second_look: list[bool] = []
+    failing(
+        monkeypatch,
+        method,
+        lambda handle, *names: (
+            bool(second_look)
+            and os.fsencode(live_box.source / broken) == b"/".join([handle.path, *names])
+        ),
+    )
+
+    def move() -> None:
+        (last / "ckpt").rename((live_box.source / broken) / "ckpt")
+
+    at_listing(monkeypatch, middle, move)
+    before_call(monkeypatch, "find", SecondLook, lambda: second_look.append(True), number=1)
+
+    report = live_box.take()
+
+    assert [(warning.path, warning.what) for warning in report.trouble] == [
+        (
+            os.fsencode(live_box.source / broken),
+            "could not be listed again: Input/output error; "
+            "what was moved into it meanwhile may be missing",
+        )
+    ]
+    assert live_box.read(first / "old.pt") == b"old"
+    assert live_box.read(middle / "log") == b"log"
+    assert live_box.ciuic("verify", "--checksum").code == 0
+
+
+def test_a_captured_name_that_cannot_be_looked_at_again_stays_with_a_warning(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, middle, last = checkpoints(live_box)
+    second_look: list[bool] = []
+    failing(monkeypatch, "status", lambda _, name: bool(second_look) and name == b"old.pt")
+    at_listing(monkeypatch, middle, lambda: (last / "ckpt").rename(first / "ckpt"))
+    before_call(monkeypatch, "find", SecondLook, lambda: second_look.append(True), number=1)
+
+    report = live_box.take()
+
+    assert live_box.read(first / "ckpt" / "model") == MODEL
+    assert live_box.read(first / "old.pt") == b"old"
+    assert [(warning.path, warning.what) for warning in report.trouble] == [
+        (
+            os.fsencode(first / "old.pt"),
+            "could not be looked at again: Input/output error; "
+            "the snapshot has what was captured before",
+        )
+    ]
 
 
 def test_a_name_that_moves_to_the_top_of_a_root_that_is_a_symlink_is_captured_there(

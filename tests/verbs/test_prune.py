@@ -408,6 +408,30 @@ def test_a_fragmented_pack_with_damaged_needed_bytes_stays(worn):
     assert again.written.packs == 0
 
 
+def test_with_little_free_space_no_pack_is_published_that_frees_nothing(box, monkeypatch):
+    for name, size in (("garbage", 4), ("sound", 1), ("broken", 1)):
+        (box.source / name).write_bytes(random.randbytes(size * MIB))
+    first = box.take().id
+    (box.source / "garbage").unlink()
+    last = box.take().id
+    forget(box, first)
+    content = (box.source / "broken").read_bytes()
+    lame = pack_of(box.store, content)
+    flip_content(box.store, content)
+    before = pack_bytes(box)
+    monkeypatch.setattr(apply, "free_bytes", lambda _: 100 * MIB)
+
+    report = prune(box)
+
+    assert bytes.fromhex(lame.name) in report.damaged
+    assert report.freed_bytes >= 0
+    assert pack_bytes(box) <= before
+    assert pack_of(box.store, (box.source / "sound").read_bytes()) == lame
+    assert names_of(box) == [last]
+    (bad,) = box.verify().snapshots
+    assert [one.path for one in bad.damaged] == [os.fsencode(box.source / "broken")]
+
+
 def stored_twice(box: Box, content: bytes) -> Path:
     """Another pack with the chunk, beside garbage: the first pack must stay."""
     sink = PackFile(str(box.store / "tmp"), SessionId(bytes(8)))

@@ -3,13 +3,16 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ciuic.catalog import list_snapshots
 from ciuic.catalog.removed import naming_removal, refuse_removed
 from ciuic.errors import CorruptionError, OfflineError
 from ciuic.maintain.repair import plan
+from ciuic.report.versions import versions
 from ciuic.store.health.inspect import inspect_pack
 from ciuic.store.place.bucket import StoreInBucket
 from ciuic.store.store import open_store
@@ -141,6 +144,47 @@ def test_list_of_a_path_leaves_out_a_snapshot_that_goes_meanwhile(box: Box) -> N
     assert done.returncode == 0, done
     assert new in done.stdout
     assert not done.stderr
+
+
+def test_the_damaged_versions_of_a_path_cost_one_listing_of_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
+    machine.init()
+    source = tmp_path / "source"
+    names = []
+    for _ in range(4):
+        write(source, ["file"])
+        names.append(machine.take_at(machine.place(), source).id)
+    other = FolderMachine(tmp_path / "bucket", tmp_path / "other")
+    other.clock.advance(3600)
+    asked: list[str] = []
+    for method in ("has_manifest", "manifest_ids"):
+        monkeypatch.setattr(StoreInBucket, method, counting(method, asked))
+    with machine.opened() as store:
+        snapshots = list_snapshots(store)
+        other.forget(names[1])
+        other.prune()
+        for pack in (tmp_path / "bucket" / "packs").iterdir():
+            pack.write_bytes(bytes(pack.stat().st_size))
+        asked.clear()
+
+        found = versions(store, snapshots, os.fsencode(source / "file"))
+
+    assert [(one.snapshot.id, one.state) for one in found] == [
+        (names[at], "damaged") for at in (3, 2, 0)
+    ]
+    assert asked == ["manifest_ids"]
+
+
+def counting(method: str, asked: list[str]) -> Callable[..., object]:
+    original = getattr(StoreInBucket, method)
+
+    def called(*words: object) -> object:
+        asked.append(method)
+        return original(*words)
+
+    return called
 
 
 def test_damage_is_named_although_the_server_cannot_say_whether_it_was_a_removal(

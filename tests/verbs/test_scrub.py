@@ -17,6 +17,7 @@ from ciuic.maintain.scrub.pack_health import Health, health
 from ciuic.maintain.scrub.report import DamagedPack, ScrubReport, complete_costs, search_for
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.store import open_store
+from ciuic.system.clock import SystemClock
 from ciuic.system.hashing import data_id
 from tests.kit.box import Box
 from tests.kit.clock import ManualClock
@@ -477,6 +478,52 @@ def test_a_damaged_manifest_is_remembered_when_the_writer_beside_the_scrub_has_e
     assert report.manifests
     assert not report.not_remembered
     assert len(known(two).documents) == len(report.manifests)
+
+
+def protect(box: Box) -> None:
+    """Give the store parity and copies of its manifests."""
+    text = box.config.read_text()
+    box.config.write_text(text.replace(f"parity = {box.parity:%}", "parity = 5%"))
+    assert box.ciuic("repair", "--apply").code == 0
+
+
+def test_a_manifest_that_is_repaired_before_a_scrub_records_it_is_not_known_as_damaged(
+    two: Box,
+) -> None:
+    protect(two)
+    for manifest in (two.store / "snapshots").iterdir():
+        flip_byte(manifest, 40)
+    with contextlib.ExitStack() as writer:
+        writer.enter_context(open_store(str(two.store), write=True))
+
+        def repair(*_: int) -> None:
+            writer.close()
+            assert two.ciuic("repair", "--apply").code == 0
+            flip_byte(bad, 40)
+
+        bad = min((two.store / "snapshots").iterdir())
+        report = scrubbed(two, progress=repair, budget=Budget(size_bytes=1))
+    assert len(report.manifests) == 2
+    assert not report.not_remembered
+    assert [one.path for one in known(two).documents] == [f"snapshots/{bad.name}"]
+
+
+def test_a_pack_that_is_repaired_before_a_scrub_records_it_is_not_known_as_damaged(
+    two: Box,
+) -> None:
+    protect(two)
+    flip_content(two.store, (two.source / "sub" / "shared").read_bytes()[:MIB])
+    with contextlib.ExitStack() as writer:
+        writer.enter_context(open_store(str(two.store), write=True))
+
+        def repair(_: DamagedPack) -> None:
+            writer.close()
+            assert two.ciuic("repair", "--apply").code == 0
+
+        report = scrub(str(two.store), clock=SystemClock(), found=repair)
+    assert report.damaged
+    assert not report.not_remembered
+    assert known(two).damaged == ()
 
 
 def test_a_snapshot_is_taken_while_a_pack_is_being_read(two: Box) -> None:

@@ -18,6 +18,7 @@ from ciuic.maintain.prune.plan import free_bytes
 from ciuic.maintain.prune.report import PruneCounts, PrunePlan, PruneReport
 from ciuic.maintain.watch import OnProgress, cancel_check
 from ciuic.store.damage_records import forget_gone_packs
+from ciuic.store.directory.reserve import release_reserve
 from ciuic.store.gc.remove import Removals, remove_parity
 from ciuic.store.gc.rewrite import Rewriter, Rewritten, point_at_retained
 from ciuic.store.gc.rewrite_output import (
@@ -142,28 +143,41 @@ def _expire(store: Store, plan: PrunePlan) -> None:
 
 
 def _remove_and_rewrite(work: Work, removals: Removals) -> Rewritten:
-    """Rewrite packs and remove packs; if rewriting fails, still remove the unneeded packs."""
+    """Rewrite packs and remove packs; if rewriting fails, still remove the unneeded packs.
+
+    On a full disk, it is tried once more with the space of those and of the reserve.
+    """
     store, plan = work.store, work.plan
+    available = functools.partial(free_bytes, store)
     unneeded = [use.pack_id for use in plan.removed]
-    with _pack_output(work, removals, unneeded) as output:
+    with _pack_output(work, removals, unneeded, available) as output:
         if not output.has_free_space:
             removals.wait()
         try:
             point_at_retained(store.packs, store.index, plan.usage.retained)
             return rewrite(work, output)
         except CiuicError as error:
-            if not output.unneeded:
+            is_full = isinstance(error, StoreFullError)
+            full_bytes = available()
+            if is_full:
+                # Also where much seems to be free: a quota may be used up.
+                release_reserve(store.path)
+            elif not output.unneeded:
                 raise
             # Their removal needs no space, and may free the space that rewriting needs.
-            _remove_unneeded(store, plan.usage.retained, output.unneeded, removals)
-            if not isinstance(error, StoreFullError):
+            if output.unneeded:
+                _remove_unneeded(store, plan.usage.retained, output.unneeded, removals)
+            if not is_full:
                 removals.finish()
                 raise
-    with _pack_output(work, removals, []) as output:
+    # What seemed to be free on the full disk is not, so only what this prune has freed counts.
+    with _pack_output(work, removals, [], lambda: max(0, available() - full_bytes)) as output:
         return rewrite(work, output)
 
 
-def _pack_output(work: Work, removals: Removals, unneeded: list[PackId]) -> PackOutput:
+def _pack_output(
+    work: Work, removals: Removals, unneeded: list[PackId], available: Callable[[], int]
+) -> PackOutput:
     store = work.store
     return PackOutput(
         store.path,
@@ -172,7 +186,7 @@ def _pack_output(work: Work, removals: Removals, unneeded: list[PackId]) -> Pack
         store.index,
         removals,
         parity=work.parity,
-        free_bytes=lambda: free_bytes(store),
+        free_bytes=available,
         unneeded=unneeded,
     )
 

@@ -4,11 +4,11 @@ Each pack is read whole into memory. When a pack was read is recorded in the chu
 machine alone, so each machine scrubs for itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from ciuic.ids import PackId
+from ciuic.ids import PackId, SnapshotId
 from ciuic.maintain.objects import bucket_of, damaged_manifests, inspect_object
 from ciuic.maintain.scrub.checks import damaged_marks
 from ciuic.model import PathWarning
@@ -58,6 +58,8 @@ class Bucket:
         """See ``Subject``: a prune creates its verdict first, and a verdict stays."""
         return pack_id in self._bucket.condemned.deleted()
 
-    def damaged_manifests(self, store: Store) -> list[PathWarning]:
+    def damaged_manifests(
+        self, store: Store, among: Collection[SnapshotId] | None = None
+    ) -> list[PathWarning]:
         """See ``Subject``."""
-        return [*damaged_manifests(store), *damaged_marks(store)]
+        return [*damaged_manifests(store, among), *damaged_marks(store, among)]

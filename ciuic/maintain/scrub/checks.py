@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ciuic.catalog import lost_manifest, lost_snapshots
 from ciuic.errors import (
@@ -12,7 +12,7 @@ from ciuic.errors import (
     UnknownFormatError,
     UnreachableError,
 )
-from ciuic.ids import ChunkId, PackId
+from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.maintain.bad_marks import survey_marks
 from ciuic.model import PathWarning
 from ciuic.store.health.inspect import PackCheck
@@ -60,13 +60,20 @@ def has_gone(store: Store) -> bool:
     return False
 
 
-def damaged_manifests(store: Store) -> list[PathWarning]:
-    """Manifests and copies of manifests that are damaged or lost.
+def damaged_manifests(
+    store: Store, among: Collection[SnapshotId] | None = None
+) -> list[PathWarning]:
+    """Manifests and copies of manifests that are damaged or lost, and marks.
 
     Every file is read: the rows of the chunk index do not prove that the files are intact.
+
+    Args:
+        store: The store.
+        among: Only look at these snapshots; None: at all.
     """
     found = []
-    for snapshot_id in sorted(store.manifests.files()):
+    there = store.manifests.files()
+    for snapshot_id in sorted(there if among is None else there.keys() & set(among)):
         file = layout.manifest_name(snapshot_id)
         has_copy = os.path.lexists(os.path.join(store.path, layout.PARITY, file))
         is_copied = has_copy and store.manifests.copies.read(snapshot_id) is not None
@@ -80,17 +87,19 @@ def damaged_manifests(store: Store) -> list[PathWarning]:
                 what = f"{error.message}; its copy is sound" if is_copied else error.message
                 path = os.fsencode(os.path.join(layout.SNAPSHOTS, file))
                 found.append(PathWarning(path, what))
-    found += damaged_marks(store)
+    found += damaged_marks(store, among)
     for snapshot_id in lost_snapshots(store):
+        if among is not None and snapshot_id not in among:
+            continue
         path = os.fsencode(os.path.join(layout.SNAPSHOTS, layout.manifest_name(snapshot_id)))
         found.append(PathWarning(path, lost_manifest(store, snapshot_id).message))
     return found
 
 
-def damaged_marks(store: Store) -> list[PathWarning]:
-    """Newest marks of snapshots that are damaged or gone."""
+def damaged_marks(store: Store, among: Collection[SnapshotId] | None = None) -> list[PathWarning]:
+    """Newest marks of snapshots that are damaged or gone: see ``damaged_manifests``."""
     found = []
-    survey = survey_marks(store)
+    survey = survey_marks(store, among)
     for bad in survey.damaged:
         what = f"{bad.what}; its copy is sound" if bad.has_copy else bad.what
         found.append(((bad.id, bad.number), what))

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from ciuic.catalog import known_lost, lacks_manifests
 from ciuic.errors import CancelledError, StoreError, UnreachableError
-from ciuic.ids import ChunkId, PackId
+from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.maintain.scrub.budget import UNLIMITED, Budget
 from ciuic.maintain.scrub.checks import (
     has_gone,
@@ -234,6 +234,7 @@ class _Scrub:
         except UnreachableError as error:
             self._note_unreachable(pack_id, error)
             return
+        checked_ns = self._clock.now_ns()
         if check.unknown:
             path = os.fsencode(f"packs/{pack_id.hex()}")
             report.unread.append(PathWarning(path, check.unknown))
@@ -252,7 +253,7 @@ class _Scrub:
         if not check.unknown:
             self._share(check)
         # Record after reporting: a recorded damage is not reported as new again.
-        self._waiting.append((check, self._clock.now_ns()))
+        self._waiting.append((check, checked_ns))
         if check.what:
             # Record at once, so that no snapshot refers to a chunk that is lost.
             self._remember(wait_s=0.0)
@@ -333,10 +334,13 @@ class _Scrub:
                 # Before any change: other processes that add wait for an open one, and a server may
                 # be slow.
                 listed = self._list_packs(store)
+                documents = self._still_damaged(store)
+                since = store.index.checks()
                 for check, checked_ns in self._waiting:
-                    self._put(store, check, checked_ns, listed)
-                if self._documents is not None:
-                    store.index.put_damaged_documents(*self._documents)
+                    if not self._is_older(checked_ns, since.get(check.pack_id, _NEVER)):
+                        self._put(store, check, checked_ns, listed)
+                if documents is not None:
+                    store.index.put_damaged_documents(*documents)
                 store.index.commit()
         except (StoreError, CancelledError) as error:
             self._report.not_remembered = error.message
@@ -385,6 +389,23 @@ class _Scrub:
         if found != known:
             self._documents = found, self._clock.now_ns()
 
+    def _still_damaged(self, store: Store) -> tuple[dict[str, str], int] | None:
+        """Return ``_documents`` without those that a repair has mended since they were read."""
+        if self._documents is None:
+            return None
+        found, found_ns = self._documents
+        damaged = set[str]()
+        if found:
+            among = {one for path in found if (one := _snapshot_of(path)) is not None}
+            again = self._subject.damaged_manifests(store, among)
+            damaged = {os.fsdecode(bad.path) for bad in again}
+        return {path: what for path, what in found.items() if path in damaged}, found_ns
+
+    def _is_older(self, checked_ns: int, recorded: CheckRecord) -> bool:
+        """Return whether a pack was read, or repaired, by another process after this one did."""
+        # A time in the future was recorded before the clock was set back.
+        return checked_ns < recorded.checked_ns <= self._clock.now_ns()
+
     def _list_packs(self, store: Store) -> PackLists:
         """List the packs that ``_put`` makes the places of chunks."""
         pack_ids: set[PackId] = set()
@@ -427,3 +448,10 @@ def _is_unconfirmed(found: tuple[PackId, CheckRecord]) -> bool:
     """Return whether a pack is recorded as gone, and no scrub has found yet that it is missed."""
     pack_id, check = found
     return check.what == GONE and not check.checked_ns and pack_id != UNNAMED
+
+
+def _snapshot_of(path: str) -> SnapshotId | None:
+    """Return the snapshot of a manifest, its copy or a mark."""
+    name = os.path.basename(path)
+    mark = layout.parse_mark_name(name)
+    return layout.parse_manifest_name(name) if mark is None else mark[0]

@@ -1,14 +1,16 @@
 """What is scrubbed: a store in a directory. ``bucket`` has the other kind."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from ciuic.ids import PackId
+from ciuic.errors import StoreError
+from ciuic.ids import PackId, SnapshotId
 from ciuic.maintain.scrub.checks import check_with_parity, damaged_manifests, recorded_packs
 from ciuic.model import PathWarning
 from ciuic.store.directory.find import read_header, refuse_other_store
+from ciuic.store.directory.ownership import is_foreign
 from ciuic.store.health.inspect import PackCheck, inspect_pack
 from ciuic.store.place.keys import is_url
 from ciuic.store.place.location import PlaceOptions
@@ -48,8 +50,15 @@ class Subject(Protocol):
         """Return whether a pack is gone because a prune has removed it."""
         ...
 
-    def damaged_manifests(self, store: Store) -> list[PathWarning]:
-        """Return the manifests and marks that are damaged or lost."""
+    def damaged_manifests(
+        self, store: Store, among: Collection[SnapshotId] | None = None
+    ) -> list[PathWarning]:
+        """Return the manifests and marks that are damaged or lost.
+
+        Args:
+            store: The open store.
+            among: Only look at those of these snapshots; None: at all.
+        """
         ...
 
 
@@ -61,13 +70,15 @@ class Directory:
 
     Args:
         path: The directory.
+        owner: The other user who may own it: see ``open_store``.
 
     Raises:
         StoreError: There is no store.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, owner: int | None = None) -> None:
         self._path = path
+        self._owner = owner
         self.store_id = read_header(path).store_id
 
     def opened(
@@ -77,8 +88,17 @@ class Directory:
         wait_s: float = 0.0,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> AbstractContextManager[Store]:
-        """See ``Subject``."""
-        return open_store(self._path, write=write, wait_s=wait_s, cancelled=cancelled)
+        """See ``Subject``.
+
+        Raises:
+            StoreError: Also if it were opened for writing and is another user's.
+        """
+        if write and self._owner is not None and is_foreign(self._path):
+            # Its writers fill a private index each time, and what is put there is gone at the end.
+            raise StoreError("the chunk index of another user's store is not opened")
+        return open_store(
+            self._path, write=write, wait_s=wait_s, cancelled=cancelled, owner=self._owner
+        )
 
     def refuse_other(self) -> None:
         """See ``Subject``."""
@@ -95,13 +115,19 @@ class Directory:
         with self.opened() as store:
             return pack_id not in recorded_packs(store)
 
-    def damaged_manifests(self, store: Store) -> list[PathWarning]:
+    def damaged_manifests(
+        self, store: Store, among: Collection[SnapshotId] | None = None
+    ) -> list[PathWarning]:
         """See ``Subject``."""
-        return damaged_manifests(store)
+        return damaged_manifests(store, among)
 
 
 def subject_at(
-    address: str, environment: Mapping[str, str], options: PlaceOptions | None = None
+    address: str,
+    environment: Mapping[str, str],
+    options: PlaceOptions | None = None,
+    *,
+    owner: int | None = None,
 ) -> Subject:
     """Return the store at an address: see ``open_at_address``.
 
@@ -109,7 +135,7 @@ def subject_at(
         StoreError: There is no store, or the bucket cannot be read.
     """
     if not is_url(address):
-        return Directory(address)
+        return Directory(address, owner)
     # Imported here because most stores are directories.
     from ciuic.maintain.scrub.bucket import Bucket
     from ciuic.store.addressed import open_at_address

@@ -114,7 +114,12 @@ class Gatherer:
         self._again = None
         if captured_nodes is not None:
             self._again = SecondLook(
-                listings, self._directories, self._visitor, self.tally, captured_nodes
+                listings,
+                self._directories,
+                self._visitor,
+                self.tally,
+                captured_nodes,
+                sinks=sinks,
             )
 
     def gather(
@@ -192,7 +197,8 @@ class Gatherer:
             directory = self._directories.root(
                 before.view, self._old_root(before.old), old_taken_ns, again
             )
-        except SourceError:
+        except SourceError as error:
+            second.note_unlisted(before.listing, error)
             return before
         self._stack.append(directory)
         self._walk(second.visit)

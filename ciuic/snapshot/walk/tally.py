@@ -31,6 +31,13 @@ class Tally:
         parent.queue.append((found, listed_bytes))
         self.waiting += 1
 
+    def take_back(self, parent: WalkedDirectory) -> None:
+        """Take the last entry out of its directory and the counts."""
+        found, _ = parent.queue.pop()
+        self.waiting -= 1
+        if isinstance(found, Entry):
+            self.forget(found)
+
     def advance(self, directory: WalkedDirectory, *, wait: bool) -> None:
         """Move the known entries of a directory into its tree; with ``wait``, all entries."""
         growth = directory.advance(wait=wait)

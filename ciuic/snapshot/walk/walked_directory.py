@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ciuic.errors import CorruptionError
 from ciuic.ids import ChunkId, SnapshotId
-from ciuic.model import Entry
+from ciuic.model import UNREADABLE, Entry
 from ciuic.snapshot.bases.old_directory import OldDirectory
 from ciuic.snapshot.walk.pending import PendingEntry
 from ciuic.source.directory import DirectoryHandle
@@ -93,7 +93,7 @@ class WalkedDirectory:
         pending: Resolved with ``entry`` once all content of the directory is stored.
         queue: The entries that wait for their content, each with the size that was counted for it,
             if any.
-        instead: What to add if a file vanishes that waits in ``queue``.
+        instead: What to add if a file that waits in ``queue`` vanishes or cannot be read.
     """
 
     def __init__(
@@ -147,16 +147,17 @@ class WalkedDirectory:
                 entry = found.entry
             else:
                 entry = found
-            if entry is not None:
-                self._builder.add(entry)
-            elif isinstance(found, PendingEntry):
-                has_vanished = True
+            if isinstance(found, PendingEntry) and (entry is None or entry.state == UNREADABLE):
+                has_vanished |= entry is None
                 known = self.instead.get(found)
                 if known is not None:
+                    entry = None
                     self._builder.add(known)
                     if listed_bytes is not None:
                         vanished -= known.is_file
                         grown_bytes += 0 if known.link_dev else known.size_bytes
+            if entry is not None:
+                self._builder.add(entry)
             if listed_bytes is not None:
                 vanished += entry is None
                 grown_bytes += (0 if entry is None else entry.size_bytes) - listed_bytes

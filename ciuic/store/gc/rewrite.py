@@ -194,12 +194,21 @@ class Rewriter(Generic[_Pack]):
         """Publish the last new packs, and remove the packs that they emptied."""
         for kind in list(self._groups):
             self._flush_group(kind)
+        if self._output.portion_bytes < PACK_BYTES:
+            self._discard_useless()
         self._join_small()
         for is_data in list(self._open):
             self._seal(is_data)
         # Packs whose last frame happened to fill a new pack are left.
         self._output.finish(list(self._emptied))
         self._removed = self._removed.plus(self._emptied.values())
+
+    def _discard_useless(self) -> None:
+        """Discard the new packs that free nothing: all that they have came from damaged packs."""
+        for is_data, opened in list(self._open.items()):
+            if self._emptied.keys().isdisjoint(opened.sources):
+                opened.pack.discard()
+                del self._open[is_data]
 
     def _drain(self, use: PackUsage) -> None:
         """Move the needed chunks out of one pack."""

@@ -210,6 +210,18 @@ class StoreInBucket:
         except MissingError:
             return False
 
+    def manifest_ids(self) -> set[SnapshotId]:
+        """List the snapshots that have a manifest in the bucket, and no tombstone in its place.
+
+        Raises:
+            StoreError: They cannot be listed.
+        """
+        listed = [
+            one for one in self._place.list(layout.SNAPSHOTS) if one.size_bytes != TOMBSTONE_BYTES
+        ]
+        found = [layout.parse_manifest_name(_name_of(one)) for one in listed]
+        return {snapshot_id for snapshot_id in found if snapshot_id is not None}
+
     def remove_manifests(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete manifests; missing ones are skipped.
 
@@ -232,14 +244,9 @@ class StoreInBucket:
 
     def remove_marks(self, snapshot_ids: Collection[SnapshotId]) -> None:
         """Delete all marks of snapshots that are gone for good."""
-        names = (
-            [_name_of(found) for found in self._place.list(layout.MARKS)] if snapshot_ids else []
-        )
-        parsed = {name: layout.parse_mark_name(name) for name in names}
+        marks = self.records(layout.MARKS).names(layout.parse_mark_name) if snapshot_ids else set()
         self._place.delete(
-            f"{layout.MARKS}/{name}"
-            for name, mark in parsed.items()
-            if mark is not None and mark[0] in snapshot_ids
+            f"{layout.MARKS}/{layout.mark_name(*mark)}" for mark in marks if mark[0] in snapshot_ids
         )
 
     def records(self, prefix: str) -> "Records":
@@ -262,15 +269,6 @@ class StoreInBucket:
             StoreError: It cannot be read.
         """
         return self._place.get(f"{layout.MARKS}/{name}", MARK_BYTES_MAX)
-
-    def mark_numbers(self, snapshot_id: SnapshotId) -> set[int]:
-        """List the marks of a snapshot, also those that no longer count.
-
-        Raises:
-            StoreError: They cannot be listed.
-        """
-        listed = [layout.parse_mark_name(_name_of(one)) for one in self._place.list(layout.MARKS)]
-        return {mark[1] for mark in listed if mark is not None and mark[0] == snapshot_id}
 
     def create_marks(self, files: Mapping[str, bytes]) -> set[str]:
         """Create the marks whose names are free; if some are not, fetch the newest marks.

@@ -203,10 +203,6 @@ class Bucket(Protocol):
         """Say that this snapshot is read: its packs may have come after the last listing."""
         ...
 
-    def mark_numbers(self, snapshot_id: SnapshotId) -> set[int]:
-        """List the marks of a snapshot, also those that no longer count."""
-        ...
-
     def manifest(self, snapshot_id: SnapshotId) -> bytes:
         """Read a manifest from the bucket."""
         ...
@@ -221,6 +217,10 @@ class Bucket(Protocol):
 
     def has_manifest(self, snapshot_id: SnapshotId) -> bool:
         """Ask the bucket whether it has a snapshot's manifest, and no tombstone in its place."""
+        ...
+
+    def manifest_ids(self) -> set[SnapshotId]:
+        """List the snapshots that have a manifest in the bucket, and no tombstone in its place."""
         ...
 
     def remove_manifests(self, snapshot_ids: Collection[SnapshotId]) -> None:

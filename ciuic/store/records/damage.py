@@ -15,7 +15,7 @@ from ciuic.store.records import layout
 __all__ = ["RECORDS_MAX", "ByteSpan", "KnownDamage", "merged"]
 
 RECORDS_MAX: Final = 1000
-"""A program heeds this many records, in the order of their names, and adds none to as many."""
+"""A program adds none to as many records, and knows about this many spans."""
 
 
 class ByteSpan(NamedTuple):
@@ -40,8 +40,8 @@ class KnownDamage:
         names: Names of files or objects; those that are no records are ignored.
 
     Attributes:
-        count: How many records there are, with those that are not heeded: ``names_of`` and
-            ``packs`` have them all, so that they can be deleted.
+        count: How many records there are. Of more than ``RECORDS_MAX``, the spans in a pack are
+            joined, so that each record counts, whatever its name.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -53,10 +53,10 @@ class KnownDamage:
             if parsed is not None:
                 pack_id, begin, end = parsed
                 self._names.setdefault(pack_id, []).append(name)
-                if self.count < RECORDS_MAX:
-                    spans.setdefault(pack_id, []).append(ByteSpan(begin, end))
+                spans.setdefault(pack_id, []).append(ByteSpan(begin, end))
                 self.count += 1
-        self._spans = {pack_id: merged(found) for pack_id, found in spans.items()}
+        each = RECORDS_MAX if self.count <= RECORDS_MAX else max(1, RECORDS_MAX // len(spans))
+        self._spans = {pack_id: merged(found, each) for pack_id, found in spans.items()}
 
     def __bool__(self) -> bool:
         return bool(self._spans)

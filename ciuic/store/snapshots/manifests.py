@@ -82,6 +82,12 @@ class Manifests:
             return self._bucket.has_manifest(snapshot_id)
         return self.has(snapshot_id)
 
+    def all_there(self) -> set[SnapshotId]:
+        """Return the snapshots for which ``is_there`` is true, from one listing."""
+        if self._bucket is not None:
+            return self._bucket.manifest_ids()
+        return self._folder.names(layout.parse_manifest_name)
+
     def read(self, snapshot_id: SnapshotId, *, copy: bool = True) -> Manifest:
         """Read a snapshot's manifest.
 

@@ -81,9 +81,11 @@ class Marks:
         self._folder = Folder(store_path, layout.MARKS)
         self._copies = Folder(store_path, layout.PARITY)
         self._older: dict[tuple[SnapshotId, int], tuple[int, Mark] | None] = {}
+        self._numbers: dict[SnapshotId, set[int]] | None = None
 
     def newest(self) -> dict[SnapshotId, int]:
         """Map each snapshot that has marks to the greatest number, from file names alone."""
+        self._numbers = None  # marks may have come since
         return _greatest(self._folder.names(layout.parse_mark_name))
 
     def newest_copies(self) -> dict[SnapshotId, int]:
@@ -138,14 +140,19 @@ class Marks:
 
     def _numbers_before(self, snapshot_id: SnapshotId, number: int) -> list[int]:
         """Return the numbers of earlier marks, the greatest first."""
-        if self._bucket is not None:  # this machine has no copies of marks that no longer count
-            found = self._bucket.mark_numbers(snapshot_id)
-        else:
-            names = [
-                folder.names(layout.parse_mark_name) for folder in (self._folder, self._copies)
-            ]
-            found = {mark for known in names for one, mark in known if one == snapshot_id}
+        if self._numbers is None:
+            # All of them: many newest marks may be damaged.
+            self._numbers = {}
+            for one, mark in self._all_marks():
+                self._numbers.setdefault(one, set()).add(mark)
+        found = self._numbers.get(snapshot_id, ())
         return sorted([one for one in found if one < number], reverse=True)
+
+    def _all_marks(self) -> set[tuple[SnapshotId, int]]:
+        parse = layout.parse_mark_name
+        if self._bucket is not None:  # this machine has no copies of marks that no longer count
+            return self._bucket.records(layout.MARKS).names(parse)
+        return self._folder.names(parse) | self._copies.names(parse)
 
     def read(self, snapshot_id: SnapshotId, number: int, *, copy: bool = True) -> Mark:
         """Read a mark.
