@@ -34,6 +34,8 @@ CLIENT_ERRORS: Final = (BaseError, FileNotFoundError, NotImplementedError)
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
+_ONE_KEY: Final = re.compile(r"DeleteObjects request failed for key .*\(code: (\w{1,64})\)")
+"""One request deletes many objects. Its answer is 200, and has a code for each refused key."""
 _TIME_OUT: Final = re.compile(r"TimedOut|kind: Timeout|operation timed out")
 _NO_CONNECTION: Final = re.compile(r"kind: Connect\b|ConnectError|ConnectionRefused|dns error")
 _NO_TLS: Final = re.compile(r"InvalidMessage\(")
@@ -69,6 +71,15 @@ _OTHER_ACCOUNT: Final = (
 )
 RETRIED: Final = {408, 409, 425, 429, 500, 502, 503, 504}
 """409: two conditional writes met, and the server asks for another attempt."""
+_RETRIED_CODES: Final = {
+    "InternalError",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "UnknownError",
+}
+"""The codes of single keys that would have one of these statuses."""
 _CLIENT_ONLY: Final = "the server did not answer as an object store does"
 
 
@@ -85,6 +96,8 @@ def sorted_error(
         server: The server's URL; empty: that of the service.
     """
     text = str(error)
+    if refused := _ONE_KEY.search(text):
+        return _refused_key(refused[1], doing, url)
     status = _status(text)
     code = _code(text)
     message = f"cannot {doing} {url}: {_reason(status, code)}"
@@ -120,6 +133,18 @@ def sorted_error(
             hint="Check the store's address, and whether the server implements S3 in full.",
         )
     return _unanswered(text, doing, url, server)
+
+
+def _refused_key(code: str, doing: str, url: str) -> StoreError | TransientError:
+    reason = f"the server answered {code}"
+    message = f"cannot {doing} {url}: {reason}"
+    if code in _RETRIED_CODES:
+        return TransientError(reason, is_answer=True)
+    if code == "NoSuchKey":
+        return MissingError(f"there is no {url}")
+    if code == "AccessDenied":
+        return AccessDeniedError(message)
+    return StoreError(message)
 
 
 def _hint(status: int, code: str, doing: str, key_source: str) -> str:
