@@ -134,9 +134,13 @@ def test_a_key_that_may_not_delete_takes_snapshots_without_waiting(
     (source / "large").write_bytes(os.urandom(300_000))
     proxy.requests.clear()
     proxy.always(faults.refuse_each_key("AccessDenied"))
+    assert "no right to delete" in command("init", store=f"{elsewhere.address}-new").err
+    assert len(deletions()) == 1
+    proxy.requests.clear()
     newer = command("snapshot", str(source)).out.strip()
     assert len(deletions()) == 1, "the lease: another attempt cannot succeed"
     command("forget", older)
+    assert "s3:DeleteObject" in command("doctor").out
     proxy.requests.clear()
     refused = command("prune", "--trash", "0", code=1)
     assert len(deletions()) <= 3, "leases of earlier sessions, the manifest, its own lease"

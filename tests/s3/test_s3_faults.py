@@ -307,7 +307,7 @@ def test_a_key_that_may_not_be_deleted_is_refused_at_once(place, proxy):
     proxy.always(faults.refuse_each_key("AccessDenied"))
     for wanted in (["a"], ["a", "b"]):
         before = len(proxy.requests)
-        with pytest.raises(AccessDeniedError, match="cannot delete s3://.*AccessDenied") as caught:
+        with pytest.raises(AccessDeniedError, match=r"cannot delete s3://.*AccessDenied") as caught:
             place.delete(wanted)
         assert len(proxy.requests) == before + 1
         assert "delete" in caught.value.hint

@@ -380,6 +380,13 @@ class StoreInBucket:
         with contextlib.suppress(StoreError):
             self.segments.tidy()
 
+    def count_refused_leases(self) -> int:
+        """Return how many leases of ended sessions may not be deleted with these credentials.
+
+        Without any that are left, nothing is asked.
+        """
+        return self._leases.count_refused()
+
     def manifest(self, snapshot_id: SnapshotId) -> bytes:
         """Read a manifest from the bucket.
 
