@@ -32,7 +32,7 @@ from ciuicd.jobs.at_once import Scope, may_be_taken_beside, scope_of
 from ciuicd.jobs.job import Job
 from ciuicd.jobs.steps import Steps, all_steps
 from ciuicd.metrics.meter import Meter
-from ciuicd.schedules.state import ScheduleState
+from ciuicd.schedules.state import RETRY_S, ScheduleState
 from ciuicd.schedules.turns import Turns
 from ciuicd.taking import SnapshotTaker, newest_taken_ns
 from ciuicd.upkeep.upkeep import Upkeep
@@ -245,6 +245,8 @@ class Attempts:
                     state.settings,
                     job,
                     interval_s=state.interval_s,
+                    # A prune may hold the store for long, and again whenever this looks.
+                    wait_s=RETRY_S,
                 )
                 self._finish(job, state, report)
 
@@ -323,7 +325,8 @@ class Attempts:
     @contextlib.contextmanager
     def _attempt(self, job: Job, state: ScheduleState, *, scheduled: bool) -> Iterator[None]:
         """Turn a failure of the block into the job's outcome and a line in the log."""
-        with attempt(lambda error: self._failed(job, state, error, scheduled=scheduled)):
+        began_s = self._clock.monotonic_s() if scheduled else None
+        with attempt(lambda error: self._failed(job, state, error, began_s)):
             yield
         # A snapshot that was cancelled for an emergency snapshot is due again, unless the emergency
         # snapshot serves its schedule.
@@ -331,8 +334,9 @@ class Attempts:
             state.attempt_ended()
 
     def _failed(
-        self, job: Job, state: ScheduleState, error: CiuicError, *, scheduled: bool
+        self, job: Job, state: ScheduleState, error: CiuicError, began_s: float | None
     ) -> None:
+        """Record a failure; one of a scheduled snapshot has the moment when the attempt began."""
         if isinstance(error, CancelledError):
             if self._daemon.is_stopping:
                 why = "the daemon is stopping"
@@ -343,8 +347,9 @@ class Attempts:
             _log.info("a snapshot was cancelled because %s", why)
             job.finish(error)
             return
+        scheduled = began_s is not None
         if isinstance(error, BusyError) and scheduled:
-            state.try_again_soon()
+            state.try_again_soon(began_s)
         elif isinstance(error, (ChildDiedError, ResourceError)) and scheduled:
             # Memory may be free again. If not, the next slot is soon enough.
             state.try_again_once()

@@ -45,14 +45,13 @@ class StoreHold:
             return
         self.release()
         path = self._directory(settings)
-        lock = Lock(os.path.join(path, DAEMON_LOCK))
+        address = settings.snapshot_dir
+        lock = Lock(os.path.join(path, DAEMON_LOCK), address if is_url(address) else "")
         try:
             lock.take_alone()
         except BusyError as error:
-            # In a bucket, the lock is in a directory that the user has never named.
-            message = error.message.replace(path, settings.snapshot_dir)
             raise BusyError(
-                f"{message}: another ciuicd serves it",
+                f"{error.message}: another ciuicd serves it",
                 hint="Stop the other daemon, or give this one a snapshot_dir of its own.",
             ) from error
         self._lock = lock

@@ -24,10 +24,12 @@ from ciuic.config.settings import Settings
 from ciuic.errors import ConfigError, CorruptionError, MissingError, StoreError
 from ciuic.source.mounts import FSTAB, unmounted_point
 from ciuic.store.addressed import create_at_address, local_directory, short_limits
+from ciuic.store.directory.cache import kept_headers
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header, refuse_unmounted
 from ciuic.store.directory.ownership import refuse_foreign
-from ciuic.store.records.header import CHUNK_BYTES_DEFAULT, CONTENT, Chunking
+from ciuic.store.place.location import bucket_name, split_address
+from ciuic.store.records.header import CHUNK_BYTES_DEFAULT, CONTENT, Chunking, decode_header
 from ciuic.store.records.layout import HEADER
 from ciuic.system import durable
 from ciuic.system.clock import Clock
@@ -74,7 +76,9 @@ class ServedStores:
         if not found:
             refuse_unmounted(path, self._environ)
             create_store(path, clock, owner=owner)
-            if not self._file:
+            if self._file:
+                _log.info("created the store %s", path)
+            else:
                 _log.warning(
                     "created the store %s, but ciuicd has no state directory to record that: if"
                     " the store's disk is not mounted at a later start, ciuicd will create a second"
@@ -120,8 +124,17 @@ class ServedStores:
                     hint=f"If that store no longer exists, remove {self._file} and start the daemon"
                     " again: it creates a new store.",
                 ) from error
+            known = next(kept_headers(self._environ, bucket_name(split_address(address))), None)
+            if known is not None:
+                raise StoreError(
+                    f"{address} no longer holds a store; it used to hold store"
+                    f" {decode_header(known.data).store_id[:8]}",
+                    hint=f"If that store no longer exists, remove {known.path}, and start the"
+                    " daemon again: it creates a new store.",
+                ) from error
             cut = Chunking.of(CONTENT, CHUNK_BYTES_DEFAULT)
-            create_at_address(address, self._environ, clock, cut, options)
+            if create_at_address(address, self._environ, clock, cut, options)[0]:
+                _log.info("created the store %s", address)
             _, found = local_directory(address, self._environ, options)
         if wanted is not None and wanted != found:
             raise self._different(address, wanted, found, "Correct snapshot_dir.")

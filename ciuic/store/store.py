@@ -169,8 +169,9 @@ class Store:
         self.name = path if bucket is None else bucket.name
         self.identity_path = os.path.join(path, layout.HEADER if bucket is None else layout.CACHE)
         self.header = read_header(path) if bucket is None else bucket.header
-        self._write_locks = WriteLocks(path)
-        self._read_lock = Lock(os.path.join(path, layout.READ_LOCK))
+        address = "" if bucket is None else bucket.name
+        self._write_locks = WriteLocks(path, address)
+        self._read_lock = Lock(os.path.join(path, layout.READ_LOCK), address)
         self.packs: Packs = PackFiles(path) if bucket is None else bucket.packs
         is_read_only = bool(self.header.problem_for_writers)
         self.index_keeper = IndexKeeper(

@@ -22,7 +22,7 @@ from ciuicd.followup import FollowUps
 from ciuicd.schedules.automatic import Choice, Facts, at_first, choose
 from ciuicd.schedules.due import is_due, next_due_ns
 
-__all__ = ["ScheduleState", "encoded_roots", "error_fields"]
+__all__ = ["RETRY_S", "ScheduleState", "encoded_roots", "error_fields"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +31,10 @@ _MEASURED: Final = 5
 """How many of the last incremental snapshots show what one costs."""
 _OBSERVED_NS: Final = 30 * 86_400 * _NS
 """Failures before this time no longer count."""
-_BUSY_RETRY_S: Final = 60.0
-"""Another process writes to the store: try again before the next slot."""
+RETRY_S: Final = 60.0
+"""An attempt that has found the store in use is repeated after this time."""
+_PAUSE_S_MIN: Final = 1.0
+"""Requests come before the snapshot that is repeated."""
 
 
 class ScheduleState:
@@ -167,9 +169,16 @@ class ScheduleState:
             self._ended_ns = self._clock.now_ns()
             self._ended_s = self._clock.monotonic_s()
 
-    def try_again_soon(self) -> None:
-        """Attempt the snapshot again before the next slot."""
-        self._retry_at_s = self._clock.monotonic_s() + _BUSY_RETRY_S
+    def try_again_soon(self, began_s: float | None = None) -> None:
+        """Attempt the snapshot again before the next slot.
+
+        Args:
+            began_s: When the last attempt began, on the monotonic clock; None: now. An attempt that
+                has waited as long as the pause is repeated at once.
+        """
+        now_s = self._clock.monotonic_s()
+        began_s = now_s if began_s is None else began_s
+        self._retry_at_s = max(began_s + RETRY_S, now_s + _PAUSE_S_MIN)
 
     def try_again_once(self) -> None:
         """Attempt the snapshot again before the next slot, unless this slot was repeated so."""

@@ -358,14 +358,26 @@ def test_several_clients_at_once_get_a_snapshot_each_one_after_the_other(machine
     assert len({report["id"] for report in found}) == 5
 
 
-def test_the_socket_is_served_while_a_snapshot_waits_for_the_store(machine):
-    machine.configure(snapshot_interval="1s")
-    daemon = machine.start()
-    daemon.wait_for_log("no warnings")
+def test_a_scheduled_snapshot_waits_for_the_store_and_the_socket_is_served_meanwhile(machine):
+    """As while a prune holds it, which waits for the sessions of other machines."""
+    create_store(store_path(machine), SystemClock())
     with open_store(store_path(machine), write=True):
-        daemon.wait_for_log("snapshot failed: the store")
-        assert request_status(store_path(machine))["last_error"]["kind"] == "busy"
+        daemon = machine.start()
+        wait_until("it waits", lambda: request_status(store_path(machine))["state"] == "taking")
+        assert machine.snapshots() == []
+    daemon.wait_for_log("no warnings")
+    assert "snapshot failed" not in daemon.log()
+    assert len(machine.snapshots()) == 1
     assert daemon.stop() == 0
+
+
+def test_a_snapshot_that_waits_for_the_store_ends_with_the_daemon(machine):
+    create_store(store_path(machine), SystemClock())
+    with open_store(store_path(machine), write=True):
+        daemon = machine.start()
+        wait_until("it waits", lambda: request_status(store_path(machine))["state"] == "taking")
+        assert daemon.stop() == 0
+    assert "because the daemon is stopping" in daemon.log()
 
 
 def test_pause_and_resume(machine):

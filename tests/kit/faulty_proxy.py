@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import http.server
+import re
 import socket
 import struct
 import threading
@@ -22,6 +23,7 @@ __all__ = [
     "faulty_proxy",
     "ignore_conditions",
     "lose_answer",
+    "refuse_each_key",
     "repeat",
     "status",
 ]
@@ -118,6 +120,22 @@ class FaultyProxy:
 def status(code: int, name: str = "Fault") -> Fault:
     """The server answers with an error, and does nothing."""
     return lambda _request, _forward: Answer(code, [], _error(name))
+
+
+def refuse_each_key(code: str) -> Fault:
+    """The server deletes nothing: it answers each deletion of several objects with 200, and each
+    key with an error, as for a policy that denies ``s3:DeleteObject``.
+    """
+
+    def fault(request: Request, forward: Forward) -> Answer:
+        if not (request.method == "POST" and urlsplit(request.path).query == "delete"):
+            return forward(request)
+        keys = re.findall(rb"<Key>.*?</Key>", request.body)
+        error = f"<Code>{code}</Code><Message>on request</Message>".encode()
+        errors = b"".join(b"<Error>" + key + error + b"</Error>" for key in keys)
+        return Answer(200, [], b"<DeleteResult>" + errors + b"</DeleteResult>")
+
+    return fault
 
 
 def drop(_request: Request, _forward: Forward) -> None:

@@ -123,6 +123,36 @@ def test_a_bucket_that_is_full_fails_the_snapshot_in_one_sentence(
     assert elsewhere.verify().ok
 
 
+def test_a_key_that_may_not_delete_takes_snapshots_without_waiting(
+    command, proxy, elsewhere, source
+):
+    def deletions():
+        return [one for one in proxy.requests if one.startswith("POST")]
+
+    elsewhere.init()
+    older = command("snapshot", str(source)).out.strip()
+    (source / "large").write_bytes(os.urandom(300_000))
+    proxy.requests.clear()
+    proxy.always(faults.refuse_each_key("AccessDenied"))
+    assert "no right to delete" in command("init", store=f"{elsewhere.address}-new").err
+    assert len(deletions()) == 1
+    proxy.requests.clear()
+    newer = command("snapshot", str(source)).out.strip()
+    assert len(deletions()) == 1, "the lease: another attempt cannot succeed"
+    command("forget", older)
+    assert "s3:DeleteObject" in command("doctor").out
+    proxy.requests.clear()
+    refused = command("prune", "--trash", "0", code=1)
+    assert len(deletions()) <= 3, "leases of earlier sessions, the manifest, its own lease"
+    proxy.always(None)
+
+    assert "AccessDenied" in refused.err
+    assert "give them the right to read, write, list and delete" in refused.err
+    command("prune", "--trash", "0")
+    assert elsewhere.ids() == {newer}
+    assert keys(elsewhere.place(), "leases") == []
+
+
 def test_a_bucket_that_may_only_be_read_serves_readers_and_refuses_writers(
     command, proxy, elsewhere, source
 ):

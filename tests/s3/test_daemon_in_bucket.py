@@ -225,13 +225,23 @@ def test_once_takes_a_snapshot_and_metrics_and_alerts_know_it(run, daemon, elsew
     assert "no longer: there is no store at" in told.read_text()
 
 
-def test_a_bucket_that_was_emptied_gets_no_new_store(daemon, elsewhere):
-    daemon.do("--once")
+def test_a_bucket_that_was_emptied_gets_no_new_store(run, daemon, elsewhere):
+    """Also by its cache directory alone: a daemon that a user starts has no STATE_DIRECTORY."""
+    assert f"created the store {elsewhere.address}" in daemon.do("--once")
+    store_id = elsewhere.store_id()
     place = elsewhere.place()
     place.delete(keys(place))
 
-    assert "no longer holds a store" in daemon.do("--once", code=1)
+    said = daemon.do("--once", code=1)
+    assert f"no longer holds a store; it used to hold store {store_id[:8]}" in said
+    [record] = run.directory.glob("**/stores.json")
+    record.unlink()  # as if it had none
+    assert f"it used to hold store {store_id[:8]}" in daemon.do("--once", code=1)
     assert keys(place) == []
+    told = run("list", code=1)
+    assert f"there is no store at {elsewhere.address} any more" in told
+    assert f"this machine has used store {store_id[:8]} there" in told
+    assert "creates a new, empty store" in told
 
 
 @pytest.fixture

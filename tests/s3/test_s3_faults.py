@@ -301,6 +301,42 @@ def test_an_error_that_lasts_is_not_tried_again(place, proxy, fault, kind):
     assert type(caught.value) is kind
 
 
+def test_a_key_that_may_not_be_deleted_is_refused_at_once(place, proxy):
+    place.put("a", b"x")
+    place.put("b", b"y")
+    proxy.always(faults.refuse_each_key("AccessDenied"))
+    for wanted in (["a"], ["a", "b"]):
+        before = len(proxy.requests)
+        with pytest.raises(AccessDeniedError, match=r"cannot delete s3://.*AccessDenied") as caught:
+            place.delete(wanted)
+        assert len(proxy.requests) == before + 1
+        assert "delete" in caught.value.hint
+    assert keys(place) == ["a", "b"]
+
+
+def test_a_key_that_is_refused_for_an_unknown_reason_is_not_tried_again(place, proxy):
+    proxy.always(faults.refuse_each_key("ObjectLocked"))
+    with pytest.raises(StoreError, match="ObjectLocked") as caught:
+        place.delete(["a"])
+    assert type(caught.value) is StoreError
+    assert len(proxy.requests) == 1
+
+
+@pytest.mark.parametrize("code", ["InternalError", "SlowDown"])
+def test_a_key_that_the_server_cannot_delete_now_is_tried_again(place, proxy, code):
+    place.put("a", b"x")
+    proxy.inject(*[faults.refuse_each_key(code)] * 3)
+    place.delete(["a"])
+    assert keys(place) == []
+
+
+def test_a_key_that_the_server_reports_as_absent_counts_as_deleted(place, proxy):
+    place.put("b", b"x")
+    proxy.inject(*[faults.refuse_each_key("NoSuchKey")] * 2)
+    place.delete(["a", "b"])
+    assert keys(place) == []
+
+
 @pytest.mark.parametrize(
     ("status", "code", "hint"),
     [

@@ -88,7 +88,8 @@ def test_a_small_snapshot_is_taken_in_the_middle_of_a_large_one(machine, tmp_pat
 
 
 def test_a_process_that_removes_is_refused_while_another_adds(machine, adding):
-    with pytest.raises(BusyError, match=f"in use by process {os.getpid()}"):
+    said = f"^the store {machine.place().name} is in use by process {os.getpid()} of this machine"
+    with pytest.raises(BusyError, match=said):
         machine.prune()
     adding.close()
     machine.prune()

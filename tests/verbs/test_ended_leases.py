@@ -8,7 +8,11 @@ import signal
 
 import pytest
 
-from ciuic.errors import StoreError
+from ciuic.errors import AccessDeniedError, OfflineError, StoreError
+from ciuic.report.doctor.findings import WARNING
+from ciuic.report.doctor.store import examine_store
+from ciuic.store.place.bucket import open_bucket
+from ciuic.store.store import open_in_bucket
 from tests.kit.buckets import FolderMachine, PlaceWithFaults, write
 
 pytestmark = pytest.mark.root
@@ -101,3 +105,40 @@ def test_the_lease_of_a_killed_session_stays_until_it_is_revoked(one, tmp_path):
     one.take_at(one.place(), tmp_path / "source")
 
     assert one.names("leases") == [lease]
+
+
+@pytest.fixture
+def warnings(one):
+    """Return a function: what ``ciuic doctor`` warns of, if deletions raise an error."""
+
+    def examine(error=None):
+        def fault(_number, kind, _keys):
+            if kind == "delete" and error is not None:
+                raise error
+
+        place = PlaceWithFaults(one.place(), fault)
+        with open_in_bucket(open_bucket(place, one.environ)) as store:
+            found = list(examine_store(store, (), (), one.clock.now_ns()))
+        return [finding for finding in found if finding.level == WARNING], place.changes
+
+    return examine
+
+
+def test_doctor_warns_of_credentials_that_may_not_delete(one, warnings, tmp_path):
+    refused = AccessDeniedError("no")
+    assert warnings(refused) == ([], []), "nothing is left, and nothing is asked"
+
+    def refuse(_number, kind, _keys):
+        if kind == "delete":
+            raise refused
+
+    one.take_at(PlaceWithFaults(one.place(), refuse), tmp_path / "source")
+    (lease,) = one.names("leases")
+    [warning], changes = warnings(refused)
+
+    assert "no right to delete: they take snapshots, but cannot prune, and 1 lease" in warning.what
+    assert "s3:DeleteObject" in warning.advice
+    assert changes == [("delete", [f"leases/{lease}"])]
+    assert warnings(OfflineError("away"))[0] == [], "this says nothing about a right"
+    assert warnings()[0] == []
+    assert one.names("leases") == [], "the right is there now"

@@ -16,6 +16,7 @@ from ciuic.report.growth import SOON_S, full_in_s
 from ciuic.source.freeze.places import frozen_snapshots
 from ciuic.store.directory.find import ALLOW_SHARED
 from ciuic.store.directory.leftovers import unreachable_leftovers
+from ciuic.store.place.packs import Bucket
 from ciuic.store.records import layout
 from ciuic.store.store import Store
 from ciuic.system.free_space import COPIES_RESERVE, SNAPSHOT_RESERVE, free_space
@@ -39,6 +40,7 @@ def examine_store(
         yield Finding(PROBLEM, "store", store.header.problem_for_writers, advice)
     if store.bucket is not None:
         yield _space_for_cache(store.path)
+        yield from _right_to_delete(store.bucket)
         return
     yield from _permissions(store.path)
     for error in unreachable_leftovers(store.path).values():
@@ -90,6 +92,25 @@ def _space_for_cache(path: str) -> Finding:
         advice = "Free some space, or snapshots will fail: packs wait there for their upload."
         return Finding(PROBLEM, "store", what, advice)
     return Finding(OK, "store", what)
+
+
+def _right_to_delete(bucket: Bucket) -> Iterator[Finding]:
+    """Tell if these credentials may not delete: a session of this machine could not, nor can this.
+
+    Nothing but leases that should be gone is deleted to find out: even an attempt to delete an
+    absent object leaves something in a bucket with versions.
+    """
+    count = bucket.count_refused_leases()
+    if count:
+        what = (
+            "these credentials have no right to delete: they take snapshots, but cannot prune, and"
+            f" {counted(count, 'lease')} of ended sessions {inflected(count, 'is', 'are')} left"
+        )
+        advice = (
+            "Allow them to delete objects (s3:DeleteObject), or prune on a machine whose"
+            " credentials may."
+        )
+        yield Finding(WARNING, "store", what, advice)
 
 
 def _quarantine(store_path: str) -> Iterator[Finding]:

@@ -104,9 +104,9 @@ def prepare_cache(environment: Mapping[str, str], name: str, store_id: str) -> s
     is_other = folder.has(layout.CACHE) and folder.read(layout.CACHE, 4096) != about
     if _has_header_of_another(folder, store_id):
         # Its manifests would count as lost by this store, and would be put back into it.
-        _clear(path, _OF_A_STORE)
+        _clear(path, name, _OF_A_STORE)
     elif is_other:
-        _clear(path)
+        _clear(path, name)
     if not folder.has(layout.CACHE):
         folder.replace(layout.CACHE, about)
     return path
@@ -209,12 +209,12 @@ def _has_header_of_another(folder: Folder, store_id: str) -> bool:
     return False
 
 
-def _clear(path: str, more: Iterable[str] = ()) -> None:
-    lock = WriteLocks(path)
+def _clear(path: str, name: str, more: Iterable[str] = ()) -> None:
+    lock = WriteLocks(path, name)
     lock.take_alone()
     try:
-        for name in more:
-            records = Folder(path, name)
+        for one in more:
+            records = Folder(path, one)
             records.remove_all(records.names(lambda one: one))
         snapshots = Folder(path, layout.SNAPSHOTS)
         snapshots.remove_all(map(layout.manifest_name, snapshots.names(layout.parse_manifest_name)))

@@ -27,10 +27,17 @@ _OPENING_S = 2.0
 
 
 class Lock:
-    """One lock file, open or held."""
+    """One lock file, open or held.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: The file.
+        of_bucket: The address of the store that the file's directory caches; empty: the store is
+            that directory.
+    """
+
+    def __init__(self, path: str, of_bucket: str = "") -> None:
         self.path = path
+        self._of_bucket = of_bucket
         self._fd = -1
 
     def take_alone(
@@ -43,7 +50,7 @@ class Lock:
             CancelledError: ``cancelled`` turned true while another process held it.
             StoreError: The lock file cannot be created.
         """
-        _wait_for(self.try_alone, wait_s, lambda: _busy(self.path, self.holder()), cancelled)
+        _wait_for(self.try_alone, wait_s, lambda: self.busy(self.holder()), cancelled)
         self.sign()
 
     def try_alone(self) -> bool:
@@ -115,8 +122,25 @@ class Lock:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise BusyError(f"the store {os.path.dirname(self.path)} is being changed") from None
+            raise BusyError(f"the store {self._store} is being changed") from None
         self._fd = fd
+
+    def busy(self, holder: int) -> BusyError:
+        """Return the error that says who holds the lock; 0: that is not known."""
+        # Imported here: few commands find the store in use.
+        from ciuic.system.workers.processes import is_stopped
+
+        here = " of this machine" if self._of_bucket else ""
+        by = f" by process {holder}{here}" if holder else here.replace(" of", " on")
+        message = f"the store {self._store} is in use{by}"
+        if holder and is_stopped(holder):
+            hint = f"'kill -CONT {holder}' lets it go on; then try again."
+            return BusyError(f"{message}, which is stopped", hint=hint)
+        return BusyError(message)
+
+    @property
+    def _store(self) -> str:
+        return self._of_bucket or os.path.dirname(self.path)
 
     def release(self) -> None:
         """Release the lock; harmless if it is not held."""
@@ -126,11 +150,16 @@ class Lock:
 
 
 class WriteLocks:
-    """The locks of a process that changes a store."""
+    """The locks of a process that changes a store.
 
-    def __init__(self, store_path: str) -> None:
-        self._write = Lock(os.path.join(store_path, layout.WRITE_LOCK))
-        self._add = Lock(os.path.join(store_path, layout.ADD_LOCK))
+    Args:
+        store_path: The store, or the cache directory of one in a bucket.
+        of_bucket: See ``Lock``.
+    """
+
+    def __init__(self, store_path: str, of_bucket: str = "") -> None:
+        self._write = Lock(os.path.join(store_path, layout.WRITE_LOCK), of_bucket)
+        self._add = Lock(os.path.join(store_path, layout.ADD_LOCK), of_bucket)
         self._others_add = False
 
     def take_alone(
@@ -186,7 +215,7 @@ class WriteLocks:
         # process had it before.
         is_alone = self._add.try_alone()
         if not self._add.try_shared():
-            raise _busy(self._add.path, self._add.holder())
+            raise self._add.busy(self._add.holder())
         self._add.sign()
         return is_alone
 
@@ -207,10 +236,10 @@ class WriteLocks:
 
     def _busy(self) -> BusyError:
         if not self._others_add:
-            return _busy(self._write.path, self._write.holder())
+            return self._write.busy(self._write.holder())
         holder = self._add.holder()
         # The last one to sign may have ended before the others that add.
-        return _busy(self._add.path, holder if os.path.exists(f"/proc/{holder}") else 0)
+        return self._add.busy(holder if os.path.exists(f"/proc/{holder}") else 0)
 
 
 def _wait_for(
@@ -227,15 +256,3 @@ def _wait_for(
         if cancelled():
             raise CancelledError(f"interrupted while {busy().message}", hint="")
         clock.sleep(_POLL_S)
-
-
-def _busy(path: str, holder: int) -> BusyError:
-    # Imported here: few commands find the store in use.
-    from ciuic.system.workers.processes import is_stopped
-
-    by = f" by process {holder}" if holder else ""
-    message = f"the store {os.path.dirname(path)} is in use{by}"
-    if holder and is_stopped(holder):
-        hint = f"'kill -CONT {holder}' lets it go on; then try again."
-        return BusyError(f"{message}, which is stopped", hint=hint)
-    return BusyError(message)

@@ -271,6 +271,10 @@ class Bucket(Protocol):
         """Delete the leases."""
         ...
 
+    def count_refused_leases(self) -> int:
+        """Return how many leases of ended sessions may not be deleted with these credentials."""
+        ...
+
 
 def footer_of(opened: OpenPack, pack_id: PackId, *, strict: bool = True) -> list[PackedFrame]:
     """Return the frames that the footer of a pack lists: see ``footer_frames``.

@@ -8,7 +8,7 @@ answered is not among them: what it has sent may still arrive, and its lease ann
 import contextlib
 from collections.abc import Iterable
 
-from ciuic.errors import StoreError
+from ciuic.errors import AccessDeniedError, StoreError
 from ciuic.store.directory.folder import Folder
 from ciuic.store.place.place import Place
 from ciuic.store.records import layout
@@ -46,7 +46,19 @@ class EndedLeases:
     def delete_earlier(self) -> None:
         """Delete the leases that could not be deleted before; without any, ask nothing."""
         with contextlib.suppress(StoreError):
-            names = sorted(self._folder.names(lambda name: name))
-            if names:
-                self._place.delete([f"{layout.LEASES}/{name}" for name in names])
-                self._folder.remove_all(names)
+            self._delete_earlier()
+
+    def count_refused(self) -> int:
+        """Delete such leases now; return how many these credentials have no right to delete."""
+        with contextlib.suppress(StoreError):
+            try:
+                self._delete_earlier()
+            except AccessDeniedError:
+                return len(self._folder.names(lambda name: name))
+        return 0
+
+    def _delete_earlier(self) -> None:
+        names = sorted(self._folder.names(lambda name: name))
+        if names:
+            self._place.delete([f"{layout.LEASES}/{name}" for name in names])
+            self._folder.remove_all(names)

@@ -183,6 +183,10 @@ class HeldLeases:
         if leases:
             self._ended.delete(leases)
 
+    def count_refused(self) -> int:
+        """See ``EndedLeases``."""
+        return self._ended.count_refused()
+
     def _write(self, keys: Sequence[str]) -> None:
         contents = [f"{self._leases[key]} {self._number}\n".encode() for key in keys]
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "leases") as pool:
