@@ -17,7 +17,7 @@ from ciuic.cli.options import given, json_option, local_directory, size_bytes, w
 from ciuic.cli.progress import Reporter, progress
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
-from ciuic.copy.copy import CopyRequest, copy_snapshots, foresee_copy
+from ciuic.copy.copy import CopyRequest, copy_snapshots, foresee_copy, send_again
 from ciuic.copy.keep import Keeping
 from ciuic.copy.report import CopiedSnapshot, CopyReport
 from ciuic.errors import DAMAGE, DONE, FAILED, CiuicError, MissingError, StoreError, UsageError
@@ -69,7 +69,7 @@ def _limit_bytes(
     "--verify",
     "verifies",
     is_flag=True,
-    help="Afterward, read every chunk of these snapshots in the copy.",
+    help="Afterward, read every chunk of these snapshots in the copy; send again what is lost.",
 )
 @wait_option
 @json_option
@@ -136,7 +136,10 @@ def command(
                         )
                         keeping.note_differences(copy, report)
                     report.notes += keeping.record.differences
-                    checked = _verified(copy, request, report) if verifies else None
+                    if verifies:
+                        checked = _verified(
+                            source, copy, request, report, keeping, cancelled=cancelled
+                        )
     except CiuicError as error:
         error.done = {**report.as_json(), **error.done}
         raise
@@ -309,7 +312,37 @@ class _Lines:
                 _print_copied(copied)
 
 
-def _verified(copy: Store, request: CopyRequest, report: CopyReport) -> VerifyReport:
+def _verified(
+    source: Store,
+    copy: Store,
+    request: CopyRequest,
+    report: CopyReport,
+    keeping: Keeping,
+    *,
+    cancelled: Callable[[], bool],
+) -> VerifyReport:
+    """Read every chunk of the snapshots that the command is about; send again what is lost.
+
+    What was sent is read too: what a damaged tree names shows only when the tree is there again.
+    """
+    clock = SystemClock()
+    checked = _read_back(copy, request, report)
+    while checked.bad:
+        with keeping.recorded(report, is_all=not request.named):
+            sent = send_again(
+                source, copy, checked.bad, request, report, clock=clock, cancelled=cancelled
+            )
+        if not sent:
+            break
+        report.notes.append(
+            f"the copy was damaged: {counted(sent, 'chunk')} that could not be read there"
+            f" {inflected(sent, 'was', 'were')} sent again; check its disk or server"
+        )
+        checked = _read_back(copy, request, report)
+    return checked
+
+
+def _read_back(copy: Store, request: CopyRequest, report: CopyReport) -> VerifyReport:
     """Read every chunk of the snapshots that the command is about."""
     wanted = {*[snapshot.id for snapshot in report.copied], *report.present, *request.named}
     there = [
@@ -371,7 +404,10 @@ def _print_summary(report: CopyReport, checked: VerifyReport | None) -> None:
         )
     parts.append(f"{format_bytes(report.sent_bytes)} {would}sent")
     if checked is not None:
-        parts.append(f"{len(checked.snapshots):,} verified")
+        sound = sum(snapshot.ok for snapshot in checked.snapshots)
+        parts.append(f"{sound:,} verified")
+        if damaged := len(checked.snapshots) - sound:
+            parts.append(f"{damaged:,} damaged in the copy")
     click.echo(f"{', '.join(parts)}, {format_duration(report.total_s)}", err=True)
 
 

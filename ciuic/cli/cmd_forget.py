@@ -12,7 +12,7 @@ from ciuic.catalog.whose import machines_called
 from ciuic.cli.candidates import SNAPSHOT, known_tags, trashed_id
 from ciuic.cli.forget_plan import print_plan
 from ciuic.cli.interrupt import interruptible
-from ciuic.cli.lists import hosts_instead
+from ciuic.cli.lists import hosts_instead, shown_part
 from ciuic.cli.opening import note_machine, opened, shown_ids, warn_damaged
 from ciuic.cli.options import given, json_option, trash_option, wait_option
 from ciuic.cli.pruning import print_prune_report, prune_store
@@ -33,7 +33,7 @@ from ciuic.maintain.prune.report import PruneReport
 from ciuic.retention import Policy, parse_policy
 from ciuic.store.store import Store
 from ciuic.system.clock import SystemClock, local_time_text
-from ciuic.units import counted, listed
+from ciuic.units import counted, inflected, listed
 
 __all__ = ["command"]
 
@@ -320,6 +320,18 @@ class _Run(NamedTuple):
             print_json(self._document(plan) | pruned)
         elif report is not None:
             print_prune_report(report)
+            self._name_earlier(plan, report)
+
+    def _name_earlier(self, plan: ForgetPlan, report: PruneReport) -> None:
+        """Name on stderr the snapshots that the prune removes and an earlier command forgot."""
+        earlier = sorted(set(report.expired) - {summary.id for summary, _ in plan.forgotten})
+        if earlier:
+            goes = f"{inflected(len(earlier), 'is', 'are')} removed for good"
+            if self.dry_run:
+                goes = "would be removed for good"
+            names = listed(shown_part(earlier), len(earlier))
+            count = counted(len(earlier), "snapshot")
+            click.echo(f"{count} in the trash before {goes}: {names}", err=True)
 
     def _document(self, plan: ForgetPlan) -> Document:
         return {

@@ -159,8 +159,8 @@ trash_option = click.option(
     "trash_s",
     callback=_duration_s,
     metavar="TIME",
-    help="How long forgotten snapshots can be brought back; 0 removes them now.  [default: as"
-    " configured]",
+    help="How long forgotten snapshots can be brought back; 0 empties the whole trash now. "
+    " [default: as configured]",
 )
 
 

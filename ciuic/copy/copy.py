@@ -29,7 +29,7 @@ from ciuic.errors import (
     SnapshotNotFoundError,
     UnknownFormatError,
 )
-from ciuic.ids import SnapshotId
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.store.transfer.receiver import CountingReceiver, StoreReceiver
@@ -44,6 +44,7 @@ __all__ = [
     "OnProgress",
     "copy_snapshots",
     "foresee_copy",
+    "send_again",
     "shows_nothing",
 ]
 
@@ -185,6 +186,50 @@ def copy_snapshots(
         report.total_s = clock.monotonic_s() - began_s
 
 
+def send_again(
+    source: Store,
+    copy: Store,
+    lost: Collection[ChunkId],
+    request: CopyRequest,
+    report: CopyReport,
+    *,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> int:
+    """Note chunks of a copy as lost, and send them again; returns how many were sent.
+
+    Args:
+        source: The store that has the snapshots.
+        copy: The store that gets them, open for writing.
+        lost: Chunks that cannot be read there.
+        request: What was copied.
+        report: Receives what was done, in addition to what it has.
+        clock: Measures, and waits for the bandwidth limit.
+        cancelled: Asked often.
+
+    Raises:
+        StoreError: One of the stores failed, or the copy is full. The chunks stay noted.
+        CancelledError: ``cancelled`` turned true; the same.
+    """
+    began_s = clock.monotonic_s()
+    copy.index.drop_damaged(sorted(lost))
+    watch = _Watch([], request.limit_bytes_per_s, clock, cancelled, shows_nothing)
+    receiver = StoreReceiver(copy, parity=request.parity)
+    sender = Sender(source, receiver, watch.spend, is_checked=request.is_checked)
+    run = _Run(source, report, sender, TreeSender(source, sender, watch.check))
+    try:
+        run.send_lost(copy)
+        report.stored_bytes += receiver.finish()
+        note_damaged_there(copy, request.named, report)
+    except BaseException:
+        receiver.abort()
+        raise
+    finally:
+        report.sent_bytes += sender.sent.size_bytes
+        report.total_s += clock.monotonic_s() - began_s
+    return sender.sent.chunks
+
+
 class _Watch:
     """Watches a copy: ends it if it is cancelled, shows how far it is, and limits its bandwidth.
 
@@ -254,7 +299,7 @@ class _Run:
             with suppress(CorruptionError, UnknownFormatError):
                 self._sender.send([chunk_id])
                 self._sender.finish()
-        self._report.resent_chunks = self._sender.sent.chunks - before
+        self._report.resent_chunks += self._sender.sent.chunks - before
 
     def send(self, summary: SnapshotSummary) -> _Ready | None:
         """Send all chunks of a snapshot; returns None if it is refused."""

@@ -147,6 +147,17 @@ def test_forget_and_prune_at_once_is_the_one_and_then_the_other(taken: Place) ->
     refused(taken.run_here("forget", "--undo", known[2]), 1, f"{known[2]} is gone for good")
 
 
+def test_a_prune_after_a_forget_names_what_was_in_the_trash_before(taken: Place) -> None:
+    known = taken.ids()
+    taken.run_here("forget", known[2])
+    arguments = ("forget", known[1], "--prune", "--trash", "0")
+    shown = taken.run_here(*arguments, "--dry-run")
+    what = "1 snapshot in the trash before"
+    assert f"{what} would be removed for good: {known[2]}\n" in shown.err, shown.said()
+    done = taken.run_here(*arguments)
+    assert f"{what} is removed for good: {known[2]}\n" in done.err, done.said()
+
+
 def test_a_wrong_configuration_is_reported_before_anything_is_forgotten(taken: Place) -> None:
     known = taken.ids()
     for key in ("trash", "parity"):

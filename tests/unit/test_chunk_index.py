@@ -362,7 +362,7 @@ def test_lost_chunks_stay_lost_when_packs_are_recorded_again(index):
 def test_a_chunk_that_was_read_and_is_damaged_stays_lost_when_packs_are_recorded_again(index):
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))
     index.put_check(name_of(1), 5, 100, "")
-    index.drop_damaged(data_id(b"one"))
+    index.drop_damaged([data_id(b"one")])
     index.rollback()
     index.clear()
     index.add_pack(name_of(1), 100, frames_of([b"one", b"two"]))

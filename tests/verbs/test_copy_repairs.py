@@ -115,3 +115,33 @@ def test_damage_that_the_store_cannot_repair_is_reported_until_it_is_repaired(
         there(pair, "forget", name)
     copy(pair)
     assert "has every snapshot" in pair.ciuic("status").out
+
+
+def flip_in_the_middle(store: Path) -> None:
+    for pack in packs(store):
+        flip_byte(pack, pack.stat().st_size // 2)
+
+
+def test_what_a_verification_of_the_copy_finds_damaged_is_sent_again_in_the_same_run(
+    pair: Box,
+) -> None:
+    flip_in_the_middle(pair.directory / "copy")
+    outcome = pair.ciuic("copy", "--to", pair.directory / "copy", "--verify")
+    assert outcome.code == 0, outcome
+    assert "sent again" in outcome.err
+    assert "3 verified" in outcome.err
+    there(pair, "verify", "--all", "--checksum")
+    assert copy(pair, "--verify")["sent_bytes"] == 0
+
+
+def test_what_a_verification_finds_damaged_and_the_store_lacks_as_well_is_not_verified(
+    pair: Box,
+) -> None:
+    for place in (pair.store, pair.directory / "copy"):
+        flip_in_the_middle(place)
+    outcome = pair.ciuic("copy", "--to", pair.directory / "copy", "--verify")
+    assert outcome.code == 4, outcome
+    assert "0 verified, 3 damaged in the copy" in outcome.err
+    repairs = f"'ciuic --store {pair.directory / 'copy'} repair' says what can be repaired"
+    assert repairs in outcome.err
+    assert there(pair, "verify", "--all", code=4).out  # noted: no chunk needs to be read

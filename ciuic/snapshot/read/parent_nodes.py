@@ -28,7 +28,7 @@ def parent_nodes(store: Store) -> GetNode:
             return store.reader.node(kind, node_id)
         except CorruptionError:
             if store.writable:
-                store.index.drop_damaged(node_id)
+                store.index.drop_damaged([node_id])
             raise
 
     return get

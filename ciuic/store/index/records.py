@@ -65,20 +65,20 @@ class Records(Database):
             self._db.executemany("DELETE FROM chunk WHERE id = ?", rows)
             self._db.executemany("INSERT OR IGNORE INTO lost_chunk VALUES (?)", rows)
 
-    def drop_damaged(self, chunk_id: ChunkId) -> None:
-        """Forget the place of a chunk that was read there and is damaged, and commit.
+    def drop_damaged(self, chunk_ids: Sequence[ChunkId]) -> None:
+        """Forget the places of chunks that were read there and are damaged, and commit.
 
-        Until a scrub has read its pack, an index that is built again from the packs does not name
-        that place either.
+        Until a scrub has read their packs, an index that is built again from the packs does not
+        name those places either.
         """
         with self._lock, self._faults():
-            self._db.execute(
+            self._db.executemany(
                 "INSERT INTO pack_check SELECT name, 0, 0, ?"
                 " FROM chunk JOIN pack ON number = pack WHERE id = ?"
                 " ON CONFLICT (name) DO UPDATE SET what = excluded.what WHERE what = ''",
-                (_SUSPECT, chunk_id),
+                [(_SUSPECT, chunk_id) for chunk_id in chunk_ids],
             )
-        self.drop_chunks([chunk_id])
+        self.drop_chunks(chunk_ids)
         self.commit()  # other processes that add wait for an open change
 
     def note_lost(self, chunk_ids: Iterable[ChunkId]) -> None:

@@ -228,7 +228,7 @@ class StoreWriter:
             try:
                 self._reader.node(kind, node_id)
             except CorruptionError:
-                self._index.drop_damaged(node_id)
+                self._index.drop_damaged([node_id])
 
     def lacking(self, chunk_ids: Sequence[ChunkId]) -> set[ChunkId]:
         """Return the chunks that the store lacks, and that are not on their way into it.
