@@ -32,7 +32,6 @@ from ciuic.store.records.condemnation import (
 )
 
 __all__ = [
-    "RENEW_S",
     "HeldLeases",
     "Lease",
     "copied_ids",
@@ -49,7 +48,8 @@ __all__ = [
     "snapshot_lease",
 ]
 
-RENEW_S: Final = 60.0
+_RENEW_S: Final = 60.0
+"""Seconds between two changes of each lease."""
 _LEASE_BYTES_MAX: Final = 1024
 _REQUESTS_AT_ONCE: Final = 8
 _NAME: Final = re.compile(
@@ -143,13 +143,11 @@ class HeldLeases:
     Args:
         place: The place of the store.
         path: The cache directory.
-        renew_s: Seconds between two changes of each.
     """
 
-    def __init__(self, place: Place, path: str, renew_s: float = RENEW_S) -> None:
+    def __init__(self, place: Place, path: str) -> None:
         self._place = place
         self._ended = EndedLeases(place, path)
-        self._renew_s = renew_s
         self._leases: dict[str, str] = {}
         self._number = 0
         self._ends = threading.Event()
@@ -190,7 +188,7 @@ class HeldLeases:
                 pass
 
     def _renew(self) -> None:
-        while not self._ends.wait(self._renew_s):
+        while not self._ends.wait(_RENEW_S):
             self._number += 1
             with contextlib.suppress(StoreError):  # the next turn tries again
                 self._write(list(self._leases))
