@@ -171,7 +171,7 @@ class StoreInBucket:
             CommitUncertainError: The server has not answered, and the snapshot may be listed.
             StoreError: It is not listed.
         """
-        key = _manifest_key(snapshot_id)
+        key = layout.manifest_key(snapshot_id)
         tombstone = self._replaced.get(snapshot_id)
         self._own.add(snapshot_id)
         try:
@@ -206,7 +206,7 @@ class StoreInBucket:
             StoreError: It cannot be asked.
         """
         try:
-            return self._place.size_bytes(_manifest_key(snapshot_id)) != TOMBSTONE_BYTES
+            return self._place.size_bytes(layout.manifest_key(snapshot_id)) != TOMBSTONE_BYTES
         except MissingError:
             return False
 
@@ -218,11 +218,11 @@ class StoreInBucket:
         """
         copied = copied_ids(self._place).intersection(snapshot_ids) if snapshot_ids else set()
         for snapshot_id in sorted(copied):
-            key = _manifest_key(snapshot_id)
+            key = layout.manifest_key(snapshot_id)
             with contextlib.suppress(LostRaceError, MissingError):  # another purge was first
                 found = self._place.get_versioned(key, MANIFEST_BYTES_MAX)
                 self._place.replace(key, new_tombstone(), found.version)
-        self._place.delete(_manifest_key(one) for one in snapshot_ids if one not in copied)
+        self._place.delete(layout.manifest_key(one) for one in snapshot_ids if one not in copied)
         with contextlib.suppress(StoreError):  # a longer record does no harm
             self._own.drop(snapshot_ids)
 
@@ -387,7 +387,7 @@ class StoreInBucket:
             MissingError: It is gone; a purge may have left a tombstone in its place.
             StoreError: It cannot be read.
         """
-        key = _manifest_key(snapshot_id)
+        key = layout.manifest_key(snapshot_id)
         data = self._place.get(key, MANIFEST_BYTES_MAX)
         if is_tombstone(data):
             raise MissingError(f"{key} is gone: a tombstone is in its place")
@@ -450,7 +450,7 @@ class StoreInBucket:
 
     def _manifest(self, snapshot_id: SnapshotId) -> bytes | None:
         with contextlib.suppress(MissingError):  # removed since the listing
-            return self._place.get(_manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
+            return self._place.get(layout.manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
         return None
 
 
@@ -487,10 +487,6 @@ def open_bucket(
     if not write:
         bucket.fetch(only)
     return bucket
-
-
-def _manifest_key(snapshot_id: SnapshotId) -> str:
-    return f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
 
 
 def _name_of(listed: Listed) -> str:

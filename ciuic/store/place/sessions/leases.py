@@ -234,7 +234,7 @@ def list_leases(place: Place, *, only_readers: bool = False) -> list[Lease]:
         if match["prune"]:
             return Lease(key, content, f"{layout.CONDEMNED}/{match['prune']}.json")
         snapshot_id = SnapshotId(match["taken"] or match["copied"])
-        decided_at = f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
+        decided_at = layout.manifest_key(snapshot_id)
         return Lease(key, content, decided_at, snapshot_id if match["copied"] else None)
 
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "leases") as pool:
