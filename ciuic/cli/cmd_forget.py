@@ -101,9 +101,10 @@ def command(
     A forgotten snapshot is no longer listed. It is in the trash, and can be brought back until
     'ciuic prune' removes its data. ciuic never forgets a pinned snapshot, the newest snapshot, or
     the newest undamaged snapshot. It also keeps the newest undamaged snapshot of each set of
-    directories, unless you name that snapshot and use --last-whole. It refuses a snapshot that
-    alone shows, after a clock was wrong, which of two others is newer. No policy forgets a snapshot
-    that is dated in the future: some clock is or was wrong.
+    directories, unless you name that snapshot and use --last-whole. If a clock was wrong, the times
+    of two snapshots may not say which is newer; ciuic then refuses to forget the snapshot between
+    them that does. No policy forgets a snapshot that is dated in the future: some clock is or was
+    wrong.
 
     The policy applies to the snapshots that the daemon and 'ciuic snapshot' took on this machine,
     or on the machine that --host names. Snapshots of other machines and of the Python library stay.
