@@ -9,18 +9,14 @@ import signal
 import pytest
 
 from ciuic.errors import StoreError
-from tests.kit.buckets import FolderMachine, PlaceWithFaults, write
+from tests.kit.buckets import FolderMachine, PlaceWithFaults, machine_with, write
 
 pytestmark = pytest.mark.root
 
 
 @pytest.fixture
 def one(tmp_path):
-    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
-    machine.init()
-    write(tmp_path / "source", ["a"])
-    machine.take_at(machine.place(), tmp_path / "source")
-    return machine
+    return machine_with(tmp_path, ["a"])
 
 
 def fail(machine, source):
