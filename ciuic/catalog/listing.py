@@ -15,7 +15,7 @@ from ciuic.errors import (
     UnknownFormatError,
 )
 from ciuic.ids import SnapshotId
-from ciuic.model import SnapshotSummary, complete_ones, newest_first, preferred
+from ciuic.model import SnapshotSummary, complete_ones, newest_first
 from ciuic.store.index.database import IndexDamagedError
 from ciuic.store.records.layout import is_snapshot_id
 from ciuic.store.store import Store
@@ -72,15 +72,9 @@ def labelled(store: Store, summary: SnapshotSummary) -> SnapshotSummary:
     return store.marks.labelled(summary, store.marks.newest(), row.mark if row else 0)
 
 
-def latest_snapshot(
-    store: Store, scopes: Collection[Collection[bytes]] = ()
-) -> SnapshotSummary | None:
-    """Return the complete snapshot that was committed last; None in a store without one.
-
-    With scopes, it is the last one that contains all directories of one of them, if any does.
-    """
-    known = preferred(complete_ones(list_snapshots(store)), scopes)
-    return next(iter(newest_first(known)), None)
+def latest_snapshot(store: Store) -> SnapshotSummary | None:
+    """Return the complete snapshot that was committed last; None in a store without one."""
+    return next(iter(newest_first(complete_ones(list_snapshots(store)))), None)
 
 
 def remember(store: Store, *summaries: SnapshotSummary) -> StoreError | None:

@@ -1,9 +1,9 @@
 """Whose snapshots count in a store that several machines share.
 
-A path has the same name on each of them, and other content. So what acts by itself takes the
-snapshots of this machine. Without any, as on a machine that replaces another, it takes those of the
-only other one, and says so. A person who writes ``latest`` gets the newest snapshot of any machine,
-and is told whose it is.
+A path may have other content on each of them. So recoveries, drills and rules take the snapshots of
+this machine. Without any, as on a machine that replaces another, they take those of the only other
+one, and say so. A person who writes ``latest`` gets the newest snapshot of any machine, and is told
+whose it is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,7 +45,7 @@ class Chosen(NamedTuple):
 
 
 def of_this_machine(snapshots: Iterable[SnapshotSummary], *, what: str = "") -> Chosen:
-    """Return the snapshots that what acts by itself may use.
+    """Return the snapshots that a recovery, a drill or a rule may use.
 
     They are those of this machine if it has any, or else those of the only other one.
 

@@ -155,9 +155,7 @@ def _damaged(
     """
     documents = known_damaged(store)
     manifests: dict[SnapshotId, bool | None] = {
-        summary.id: True
-        for summary in snapshots
-        if f"{layout.SNAPSHOTS}/{layout.manifest_name(summary.id)}" in documents
+        summary.id: True for summary in snapshots if layout.manifest_key(summary.id) in documents
     }
     lost = known_lost(store)
     if not lost:

@@ -15,7 +15,7 @@ from ciuic.cli.histories import (
     snapshot_json,
     tensor_json,
 )
-from ciuic.cli.lists import none_matches
+from ciuic.cli.lists import matching, none_matches
 from ciuic.cli.opening import shown_ids, warn_damaged
 from ciuic.cli.options import absolute, copies_option, given, host_option, json_option
 from ciuic.cli.read_copies import opened_with_copies
@@ -75,13 +75,7 @@ def command(
     covered = None if root is None else absolute(root)
     with opened_with_copies(session) as store:
         listed = list_snapshots(store)
-        snapshots = [
-            snapshot
-            for snapshot in listed
-            if (tag is None or tag in snapshot.tags)
-            and (covered is None or covered in snapshot.roots)
-            and (host is None or snapshot.owner.machine.is_called(host))
-        ]
+        snapshots = matching(listed, tag=tag, root=covered, host=host)
         warn_damaged(session, store)
         absence = "" if snapshots else none_matches(listed, tag=tag, root=root, host=host)
         if wanted is None:

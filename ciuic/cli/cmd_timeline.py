@@ -9,7 +9,7 @@ from ciuic.catalog import HOW_TO_TAKE, list_snapshots
 from ciuic.cli.candidates import known_tags
 from ciuic.cli.chart import Mark, chart_lines, has_unicode, number_text
 from ciuic.cli.error_output import advise
-from ciuic.cli.lists import none_matches
+from ciuic.cli.lists import matching, none_matches
 from ciuic.cli.opening import shown_ids, warn_damaged
 from ciuic.cli.options import (
     WholeNumber,
@@ -117,16 +117,10 @@ def command(
             f"no log matches {', '.join(map(repr, logs))}",
             hint="Name a file with a JSON object in each line.",
         )
-    wanted = None if root is None else absolute(root)
+    covered = None if root is None else absolute(root)
     with opened_with_copies(session) as store:
         listed = list_snapshots(store)
-        snapshots = [
-            snapshot
-            for snapshot in listed
-            if (tag is None or tag in snapshot.tags)
-            and (wanted is None or wanted in snapshot.roots)
-            and (host is None or snapshot.owner.machine.is_called(host))
-        ]
+        snapshots = matching(listed, tag=tag, root=covered, host=host)
         warn_damaged(session, store)
         with progress("timeline", quiet=as_json) as shown:
             found = make_timeline(

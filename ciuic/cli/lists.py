@@ -12,7 +12,7 @@ from ciuic.model import SnapshotSummary
 from ciuic.system.machine import names_of
 from ciuic.units import counted
 
-__all__ = ["hosts_instead", "none_matches", "print_rest", "shown_part", "those"]
+__all__ = ["hosts_instead", "matching", "none_matches", "print_rest", "shown_part", "those"]
 
 T = TypeVar("T")
 
@@ -80,6 +80,19 @@ def hosts_instead(host: str, snapshots: Iterable[SnapshotSummary]) -> str:
     """
     hosts = names_of(one.owner.machine for one in snapshots)
     return "" if any(one.is_called(host) for one in hosts) else those("hosts", hosts.values())
+
+
+def matching(
+    snapshots: Iterable[SnapshotSummary], *, tag: str | None, root: bytes | None, host: str | None
+) -> list[SnapshotSummary]:
+    """Return the snapshots with a tag, of a root and of a host; None accepts all."""
+    return [
+        one
+        for one in snapshots
+        if (tag is None or tag in one.tags)
+        and (root is None or root in one.roots)
+        and (host is None or one.owner.machine.is_called(host))
+    ]
 
 
 def none_matches(

@@ -15,7 +15,7 @@ from typing import Final
 from ciuic.cli.render import printable
 from ciuic.cli.table import cut_middle, display_width
 from ciuic.progress import BYTE_STAGES
-from ciuic.system.clock import Clock, SystemClock
+from ciuic.system.clock import SystemClock
 from ciuic.units import format_bytes, format_duration, format_files
 
 __all__ = ["Pace", "Reporter", "State", "line", "progress"]
@@ -233,7 +233,7 @@ class Reporter:
 
 
 @contextlib.contextmanager
-def progress(what: str, *, quiet: bool = False, clock: Clock | None = None) -> Iterator[Reporter]:
+def progress(what: str, *, quiet: bool = False) -> Iterator[Reporter]:
     """Yield a reporter for the duration of the work; without a terminal nothing is shown."""
     is_dumb = os.environ.get("TERM", "dumb") in _DUMB
     reporter = Reporter(is_shown=not quiet and not is_dumb and sys.stderr.isatty())
@@ -244,8 +244,8 @@ def progress(what: str, *, quiet: bool = False, clock: Clock | None = None) -> I
     from rich.live import Live
     from rich.text import Text
 
-    ticking = clock or SystemClock()
-    pace = Pace(ticking.monotonic_s())
+    clock = SystemClock()
+    pace = Pace(clock.monotonic_s())
 
     class Shown:
         """Renders the current line each time that rich draws it."""
@@ -254,7 +254,7 @@ def progress(what: str, *, quiet: bool = False, clock: Clock | None = None) -> I
             self, _console: Console, options: ConsoleOptions
         ) -> Iterator[RenderableType]:
             state = reporter.state
-            pace.note(ticking.monotonic_s(), state)
+            pace.note(clock.monotonic_s(), state)
             # One column stays free: some terminals begin a new line after the last one.
             text = line(what, state, pace, max(1, options.max_width - 1))
             yield Text(text, no_wrap=True, overflow="crop", end="")

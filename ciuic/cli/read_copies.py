@@ -27,14 +27,9 @@ def sources_of(session: Session) -> tuple[CopySource, ...]:
 
 
 @contextlib.contextmanager
-def opened_with_copies(
-    session: Session, *, cancelled: Callable[[], bool] = lambda: False, only: str = ""
-) -> Iterator[Store]:
+def opened_with_copies(session: Session, *, only: str = "") -> Iterator[Store]:
     """Open the session's store for reading, as ``opened`` does, and the copies when needed."""
-    with (
-        opened(session, cancelled=cancelled, only=only) as store,
-        reading_copies(session, store),
-    ):
+    with opened(session, only=only) as store, reading_copies(session, store):
         yield store
 
 

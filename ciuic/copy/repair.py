@@ -159,7 +159,7 @@ def _forget(store: Store, repaired: Collection[SnapshotId], *, is_all: bool) -> 
         is_all: No other snapshot is damaged, not even one in the trash.
     """
     index = store.index
-    paths = {f"{layout.SNAPSHOTS}/{layout.manifest_name(one)}" for one in repaired}
+    paths = {layout.manifest_key(one) for one in repaired}
     index.keep_damaged_documents(index.damaged_documents().keys() - paths)
     if is_all:
         index.forget_gone()

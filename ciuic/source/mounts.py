@@ -91,9 +91,9 @@ def mount_of(path: bytes, known: Sequence[Mount]) -> Mount | None:
 class PseudoMounts:
     """Mounted file systems that show the kernel's state instead of files: /proc, /sys."""
 
-    def __init__(self, mount_info: bytes | None = None) -> None:
+    def __init__(self) -> None:
         self._kinds = {
-            mount.device: mount.kind for mount in mounts(mount_info) if mount.kind in _PSEUDO_TYPES
+            mount.device: mount.kind for mount in mounts() if mount.kind in _PSEUDO_TYPES
         }
 
     def holds(self, status: os.stat_result) -> bool:

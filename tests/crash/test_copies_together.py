@@ -42,14 +42,13 @@ def ended(process: "subprocess.Popen[str]") -> None:
     assert process.returncode == 0, err
 
 
-@pytest.fixture
-def sources(tmp_path: Path) -> list[Box]:
-    """Two stores with the same versions of a file, one forward and the other backward."""
+def two_orders(directory: Path) -> list[Box]:
+    """Return two stores with the same versions of a file, one forward and the other backward."""
     saves = list(islice(versions(), 4))
     found = []
     for name, order in (("one", saves), ("other", saves[::-1])):
-        (tmp_path / name).mkdir()
-        box = Box(tmp_path / name, chunk_bytes=256 * 1024)
+        (directory / name).mkdir()
+        box = Box(directory / name, chunk_bytes=256 * 1024)
         box.chain_cost = 50
         for save in order:
             (box.source / "last.bin").write_bytes(save)
@@ -58,6 +57,11 @@ def sources(tmp_path: Path) -> list[Box]:
             assert any(store.index.delta_bases()), "versions are deltas against each other"
         found.append(box)
     return found
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Box]:
+    return two_orders(tmp_path)
 
 
 @pytest.fixture

@@ -16,7 +16,14 @@ from ciuic.store.store import open_in_bucket
 from tests.kit.clock import ManualClock
 from tests.kit.machine import Machine
 
-__all__ = ["HOUR_NS", "FolderMachine", "KilledError", "PlaceWithFaults", "write"]
+__all__ = [
+    "HOUR_NS",
+    "FolderMachine",
+    "KilledError",
+    "PlaceWithFaults",
+    "machine_with",
+    "write",
+]
 
 HOUR_NS = 3600 * 10**9
 
@@ -123,3 +130,12 @@ def write(directory, names, size_bytes=30_000):
     directory.mkdir(parents=True, exist_ok=True)
     for name in names:
         (directory / name).write_bytes(os.urandom(size_bytes))
+
+
+def machine_with(directory, names, size_bytes=30_000):
+    """Return a machine with a snapshot of new files in a bucket, all of them below a directory."""
+    machine = FolderMachine(directory / "bucket", directory / "cache")
+    machine.init()
+    write(directory / "source", names, size_bytes)
+    machine.take_at(machine.place(), directory / "source")
+    return machine

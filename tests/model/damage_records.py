@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-__all__ = ["Pack", "Rules", "Scrub", "Walk", "explore"]
+from tests.model.walks import Walk, walk
+
+__all__ = ["Pack", "Rules", "Scrub", "explore"]
 
 Names = frozenset[str]
 _NONE: Final[Names] = frozenset()
@@ -64,27 +66,15 @@ class Scrub(NamedTuple):
 State = tuple[Pack, tuple[Scrub, ...]]
 
 
-class Walk(NamedTuple):
-    """The result of a walk: the number of states, and how the promise was broken (empty: never)."""
-
-    states: int
-    broken: str
-
-
 def explore(rules: Rules, pack: Pack, scrubs: tuple[Scrub, ...]) -> Walk:
     """Visit every reachable state, until the promise is broken."""
-    first = (pack, scrubs)
-    seen: dict[State, str] = {first: ""}
-    waiting = [first]
-    while waiting:
-        state = waiting.pop()
-        if state[0].is_damaged and state[0].found and not state[0].records:
-            return Walk(len(seen), f"{seen[state]}no record of damage that is known")
-        for told, after in _steps(rules, *state):
-            if after not in seen:
-                seen[after] = f"{seen[state]}{told}; "
-                waiting.append(after)
-    return Walk(len(seen), "")
+    return walk((pack, scrubs), lambda state: _steps(rules, *state), _broken)
+
+
+def _broken(state: State) -> str:
+    pack, _ = state
+    is_hidden = pack.is_damaged and pack.found and not pack.records
+    return "no record of damage that is known" if is_hidden else ""
 
 
 def _steps(rules: Rules, pack: Pack, scrubs: tuple[Scrub, ...]) -> Iterator[tuple[str, State]]:

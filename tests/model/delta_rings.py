@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, NamedTuple
 
+from tests.model.walks import Walk, walk
+
 __all__ = ["Frame", "Rules", "State", "Writer", "explore"]
 
 CHAIN_MAX: Final = 4
@@ -124,26 +126,20 @@ def built(rules: Rules, order: Iterable[Frame]) -> Index:
     return tuple(sorted(rows.values()))
 
 
-def explore(rules: Rules, first: State) -> tuple[int, str]:
-    """Visit every state; return their number, and an undecodable chunk (empty: none)."""
-    seen = {first}
-    waiting = [first]
+def explore(rules: Rules, first: State) -> Walk:
+    """Visit every reachable state, until a chunk cannot be decoded."""
     # Many states have the same packs, and many prunes leave the same frames.
     rebuilt = cache(lambda frames, chunks: _lost_in_any_order(rules, frames, chunks))
     lost_in = cache(lambda packs, chunks: _lost(rules, packs, chunks, rebuilt))
-    while waiting:
-        state = waiting.pop()
+
+    def lost(state: State) -> str:
         needed = _needed(state)
         there = {one.chunk for one in state.index} & lengths(state.index).keys()
-        lost = "" if state.is_bucket or needed <= there else f"by the index {state.index}"
-        lost = lost or (lost_in(state.packs, needed) if needed else "")
-        if lost:
-            return len(seen), lost
-        for after in _steps(rules, state):
-            if after not in seen:
-                seen.add(after)
-                waiting.append(after)
-    return len(seen), ""
+        if not state.is_bucket and not needed <= there:
+            return f"by the index {state.index}"
+        return lost_in(state.packs, needed) if needed else ""
+
+    return walk(first, lambda state: _steps(rules, state), lost)
 
 
 def _needed(state: State) -> frozenset[str]:
@@ -198,11 +194,11 @@ def _pruned(rules: Rules, packs: Packs, needed: frozenset[str]) -> Iterator[Pack
                 yield left
 
 
-def _steps(rules: Rules, state: State) -> Iterator[State]:
+def _steps(rules: Rules, state: State) -> Iterator[tuple[str, State]]:
     for number, writer in enumerate(state.writers):
         for packs, index, after in _step(rules, state, writer):
             writers = (*state.writers[:number], after, *state.writers[number + 1 :])
-            yield state._replace(packs=packs, index=index, writers=writers)
+            yield writer.name, state._replace(packs=packs, index=index, writers=writers)
 
 
 def _step(rules: Rules, state: State, me: Writer) -> Iterator[tuple[Packs, Index, Writer]]:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
+from tests.model.walks import Walk, walk
+
 __all__ = [
     "Commit",
     "Look",
-    "Loss",
     "Mark",
     "Pack",
     "Place",
@@ -26,7 +27,6 @@ __all__ = [
     "Runner",
     "Segment",
     "Verdict",
-    "Walk",
     "explore",
     "take_step",
     "whole",
@@ -577,20 +577,6 @@ def take_step(rules: Rules, place: Place, process: Process, got: Any = None) -> 
     return answer(rules, place, process.send(got))
 
 
-class Loss(NamedTuple):
-    """A lost chunk, and the steps that led to the loss."""
-
-    what: str
-    steps: list[str]
-
-
-class Walk(NamedTuple):
-    """The result of a walk."""
-
-    states: int
-    loss: Loss | None
-
-
 class State(NamedTuple):
     """A state of the entire system."""
 
@@ -614,33 +600,15 @@ def explore(
         late: How many requests may be held back.
         states_max: Give up, without a loss, after this many states; 0: never.
     """
-    walker = _Walker(rules)
+    lost_in = cache(lost_chunk)  # many states have the same place
+
+    def lost(state: State) -> str:
+        if any(runner.name == LOST for runner in state.runners):
+            return "a reader or a repair did not find a chunk that a snapshot needs"
+        return lost_in(state.place)
+
     first = State(place, late, (), tuple(sorted(runners)))
-    before: dict[State, tuple[State, str] | None] = {first: None}
-    waiting = [first]
-    while waiting:
-        state = waiting.pop()
-        for step, after in walker.steps(state):
-            if after in before:
-                continue
-            before[after] = state, step
-            lost = lost_chunk(after.place) if after.place is not state.place else ""
-            if any(runner.name == LOST for runner in after.runners):
-                lost = "a reader or a repair did not find a chunk that a snapshot needs"
-            if lost:
-                return Walk(len(before), Loss(lost, _way(before, after)))
-            waiting.append(after)
-        if states_max and len(before) > states_max:
-            break
-    return Walk(len(before), None)
-
-
-def _way(before: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    steps: list[str] = []
-    while (link := before[state]) is not None:
-        state, step = link
-        steps.append(step)
-    return steps[::-1]
+    return walk(first, _Walker(rules).steps, lost, states_max)
 
 
 class _Walker:

@@ -5,9 +5,11 @@ gets the answer. ``explore`` visits every state that any interleaving reaches. A
 runs again has crashed, and one that runs again after others have run was paused.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
+
+from tests.model.walks import Walk, walk
 
 __all__ = ["Rules", "Store", "explore"]
 
@@ -135,23 +137,16 @@ class _State(NamedTuple):
 FORGOTTEN: Final = Store(frozenset({(1, "forgotten")}))
 
 
-def explore(rules: Rules, store: Store, names: Iterable[str]) -> tuple[int, str]:
-    """Visit every state; return their number, and the first broken promise, if any."""
+def explore(rules: Rules, store: Store, names: Iterable[str]) -> Walk:
+    """Visit every reachable state, until a promise is broken."""
     first = _State(store, tuple(sorted(map(_Runner, names))))
-    seen, waiting = {first}, [first]
-    while waiting:
-        state = waiting.pop()
-        for index, runner in enumerate(state.runners):
-            if runner.result:
-                continue
-            after = _stepped(rules, state, index)
-            broken = _broken(after)
-            if broken:
-                return len(seen), broken
-            if after not in seen:
-                seen.add(after)
-                waiting.append(after)
-    return len(seen), ""
+    return walk(first, lambda state: _steps(rules, state), _broken)
+
+
+def _steps(rules: Rules, state: _State) -> Iterator[tuple[str, _State]]:
+    for index, runner in enumerate(state.runners):
+        if not runner.result:
+            yield runner.name, _stepped(rules, state, index)
 
 
 def _stepped(rules: Rules, state: _State, index: int) -> _State:

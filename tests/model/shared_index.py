@@ -8,9 +8,12 @@ process may be killed at any moment: then the kernel releases its locks, and its
 A segment only says what is in a pack, also in one that is gone.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from tests.model.walks import Walk, walk
 
 __all__ = [
     "Adder",
@@ -21,7 +24,6 @@ __all__ = [
     "Rules",
     "Scrubber",
     "Store",
-    "Walk",
     "explore",
 ]
 
@@ -203,37 +205,13 @@ _REQUESTS: Final = frozenset({"list", "read lists", "commit"})
 _LOCKING: Final = frozenset({"lock", "record mine", "drop", "record damage", "forget packs"})
 
 
-class Walk(NamedTuple):
-    """The result of a walk: the number of states, and how a promise was broken (empty: never)."""
-
-    states: int
-    broken: str
-
-
 def explore(rules: Rules, store: Store, processes: tuple[Process, ...]) -> Walk:
     """Visit every reachable state, until a promise is broken."""
-    first = (store, processes)
-    before: dict[State, tuple[State, str] | None] = {first: None}
-    waiting = [first]
-    while waiting:
-        state = waiting.pop()
-        steps = list(_steps(rules, *state))
-        broken = _broken(*state) or ("" if steps else _stuck(*state))
-        if broken:
-            return Walk(len(before), f"{_way(before, state)}{broken}")
-        for told, after in (*steps, *_kills(*state)):
-            if after not in before:
-                before[after] = state, told
-                waiting.append(after)
-    return Walk(len(before), "")
-
-
-def _way(before: dict[State, tuple[State, str] | None], state: State) -> str:
-    steps: list[str] = []
-    while (link := before[state]) is not None:
-        state, told = link
-        steps.append(told)
-    return "".join(f"{told}; " for told in reversed(steps))
+    return walk(
+        (store, processes),
+        lambda state: itertools.chain(_steps(rules, *state), _kills(*state)),
+        lambda state: _broken(*state) or _stuck(rules, *state),
+    )
 
 
 def _broken(store: Store, processes: tuple[Process, ...]) -> str:
@@ -252,9 +230,12 @@ def _broken(store: Store, processes: tuple[Process, ...]) -> str:
     return ""
 
 
-def _stuck(store: Store, processes: tuple[Process, ...]) -> str:
+def _stuck(rules: Rules, store: Store, processes: tuple[Process, ...]) -> str:
+    """Return which processes wait for each other; empty: one of them can go on."""
     left = [one.name for one in processes if one.step != "done"]
-    return f"{left} wait for each other ({store.writing}, {store.locked})" if left else ""
+    if not left or next(_steps(rules, store, processes), None) is not None:
+        return ""
+    return f"{left} wait for each other ({store.writing}, {store.locked})"
 
 
 def _kills(store: Store, processes: tuple[Process, ...]) -> Iterator[tuple[str, State]]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from tests.model.walks import Walk, walk
+
 __all__ = ["MANIFEST", "Cleaner", "Copier", "Pruner", "Purger", "Rules", "Store", "explore"]
 
 MANIFEST: Final = "manifest"
@@ -112,21 +114,14 @@ Process = Copier | Pruner | Purger | Cleaner
 State = tuple[Store, tuple[Process, ...]]
 
 
-def explore(rules: Rules, store: Store, processes: tuple[Process, ...]) -> tuple[int, str]:
-    """Visit every state; return their number, and how the chunk was lost (empty: never)."""
-    first = (store, processes)
-    seen: dict[State, str] = {first: ""}
-    waiting = [first]
-    while waiting:
-        state = waiting.pop()
-        for told, after in _steps(rules, *state):
-            if after in seen:
-                continue
-            seen[after] = f"{seen[state]}{told}; "
-            if after[0].is_listed and not after[0].packs:
-                return len(seen), seen[after]
-            waiting.append(after)
-    return len(seen), ""
+def explore(rules: Rules, store: Store, processes: tuple[Process, ...]) -> Walk:
+    """Visit every reachable state, until the chunk is lost."""
+    return walk((store, processes), lambda state: _steps(rules, *state), _lost)
+
+
+def _lost(state: State) -> str:
+    store, _ = state
+    return "the chunk is lost" if store.is_listed and not store.packs else ""
 
 
 def _steps(

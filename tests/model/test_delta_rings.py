@@ -34,16 +34,16 @@ SCENARIOS = {
 def test_no_interleaving_of_writers_makes_a_chunk_undecodable(
     scenario: str, *, is_bucket: bool
 ) -> None:
-    states, lost = explore(Rules(), begun(*SCENARIOS[scenario], is_bucket=is_bucket))
-    assert lost == ""
-    assert states > 100
+    found = explore(Rules(), begun(*SCENARIOS[scenario], is_bucket=is_bucket))
+    assert found.broken == ""
+    assert found.states > 100
 
 
 @pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])
 def test_without_any_one_rule_of_deltas_a_chunk_cannot_be_decoded(rule: str) -> None:
     rules = dataclasses.replace(Rules(), **{rule: False})
     assert any(
-        explore(rules, begun(*writers, is_bucket=is_bucket))[1]
+        explore(rules, begun(*writers, is_bucket=is_bucket)).broken
         for writers in SCENARIOS.values()
         for is_bucket in (False, True)
     )

@@ -18,12 +18,12 @@ SCENARIOS: dict[str, tuple[Store, list[str]]] = {
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_no_interleaving_breaks_a_promise(scenario: str) -> None:
     store, names = SCENARIOS[scenario]
-    states, broken = explore(Rules(), store, names)
-    assert broken == ""
-    assert states > 50
+    found = explore(Rules(), store, names)
+    assert found.broken == ""
+    assert found.states > 50
 
 
 @pytest.mark.parametrize("rule", [field.name for field in dataclasses.fields(Rules)])
 def test_without_any_one_rule_a_promise_is_broken(rule: str) -> None:
     rules = dataclasses.replace(Rules(), **{rule: False})
-    assert any(explore(rules, store, names)[1] for store, names in SCENARIOS.values())
+    assert any(explore(rules, store, names).broken for store, names in SCENARIOS.values())

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from ciuic.ids import SnapshotId
-from ciuic.store.store import open_store
-from tests.crash.test_copies_together import ended, versions
+from tests.crash.test_copies_together import ended, two_orders, versions
 from tests.kit import faulty_proxy as faults
 from tests.kit.box import Box
 from tests.kit.buckets import write
@@ -104,20 +103,7 @@ def shared(server, address, tmp_path: Path) -> Shared:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> list[Box]:
-    """Two stores with the same versions of a file, one forward and the other backward."""
-    saves = list(islice(versions(), 4))
-    found = []
-    for name, order in (("one", saves), ("other", saves[::-1])):
-        (tmp_path / name).mkdir()
-        box = Box(tmp_path / name, chunk_bytes=256 * 1024)
-        box.chain_cost = 50
-        for save in order:
-            (box.source / "last.bin").write_bytes(save)
-            box.take()
-        with open_store(str(box.store)) as store:
-            assert any(store.index.delta_bases()), "versions are deltas against each other"
-        found.append(box)
-    return found
+    return two_orders(tmp_path)
 
 
 def forgotten(shared: Shared, live: Path, saves: list[bytes]) -> SnapshotId:

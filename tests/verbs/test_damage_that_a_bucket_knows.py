@@ -17,7 +17,7 @@ from ciuic.store.gc.usage import is_sound
 from ciuic.store.index_keeper import IndexKeeper
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA
-from tests.kit.buckets import FolderMachine, write
+from tests.kit.buckets import FolderMachine, machine_with
 from tests.kit.damage import flip_byte
 
 pytestmark = pytest.mark.root
@@ -26,11 +26,7 @@ pytestmark = pytest.mark.root
 @pytest.fixture
 def machine(tmp_path):
     """A machine whose snapshot needs two files, which are in one pack."""
-    made = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
-    made.init()
-    write(tmp_path / "source", ["a", "b"], 300_000)
-    made.take_at(made.place(), tmp_path / "source")
-    return made
+    return machine_with(tmp_path, ["a", "b"], 300_000)
 
 
 def path_of(machine, pack_id):

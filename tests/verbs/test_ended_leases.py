@@ -13,18 +13,14 @@ from ciuic.report.doctor.findings import WARNING
 from ciuic.report.doctor.store import examine_store
 from ciuic.store.place.bucket import open_bucket
 from ciuic.store.store import open_in_bucket
-from tests.kit.buckets import FolderMachine, PlaceWithFaults, write
+from tests.kit.buckets import FolderMachine, PlaceWithFaults, machine_with, write
 
 pytestmark = pytest.mark.root
 
 
 @pytest.fixture
 def one(tmp_path):
-    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
-    machine.init()
-    write(tmp_path / "source", ["a"])
-    machine.take_at(machine.place(), tmp_path / "source")
-    return machine
+    return machine_with(tmp_path, ["a"])
 
 
 def fail(machine, source):

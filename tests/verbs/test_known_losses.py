@@ -13,7 +13,7 @@ from ciuic.maintain.scrub.pack_health import health
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.report.doctor.store import examine_checks
 from tests.kit.box import Box
-from tests.kit.buckets import FolderMachine, write
+from tests.kit.buckets import machine_with
 from tests.kit.damage import pack_of, packs
 
 pytestmark = pytest.mark.root
@@ -112,11 +112,7 @@ def test_an_earlier_scrub_of_the_daemon_does_not_say_that_all_is_well() -> None:
 
 @pytest.fixture
 def one(tmp_path):
-    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
-    machine.init()
-    write(tmp_path / "source", ["a"], 1_500_000)
-    machine.take_at(machine.place(), tmp_path / "source")
-    return machine
+    return machine_with(tmp_path, ["a"], 1_500_000)
 
 
 def scrubbed(one):

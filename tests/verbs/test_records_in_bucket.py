@@ -9,7 +9,7 @@ from ciuic.errors import CorruptionError
 from ciuic.maintain.prune.bucket.prune import finish_condemned
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.manifests import put_back_manifests
-from tests.kit.buckets import FolderMachine, write
+from tests.kit.buckets import FolderMachine, machine_with
 
 pytestmark = pytest.mark.root
 
@@ -17,10 +17,7 @@ pytestmark = pytest.mark.root
 @pytest.fixture
 def one(tmp_path):
     """Two snapshots; the first one has a file that the second one has not."""
-    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
-    machine.init()
-    write(tmp_path / "source", ["a", "b"], 3_000_000)
-    machine.take_at(machine.place(), tmp_path / "source")
+    machine = machine_with(tmp_path, ["a", "b"], 3_000_000)
     (tmp_path / "source" / "b").rename(tmp_path / "away")
     machine.take_at(machine.place(), tmp_path / "source")
     return machine

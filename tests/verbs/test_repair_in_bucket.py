@@ -16,18 +16,14 @@ from ciuic.maintain.repair.sources import read_origin
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.packs.writer import StoreWriter
-from tests.kit.buckets import FolderMachine, KilledError, PlaceWithFaults, write
+from tests.kit.buckets import FolderMachine, KilledError, PlaceWithFaults, machine_with, write
 
 pytestmark = pytest.mark.root
 
 
 @pytest.fixture
 def one(tmp_path):
-    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
-    machine.init()
-    write(tmp_path / "source", ["a", "b"], 3_000_000)
-    machine.take_at(machine.place(), tmp_path / "source")
-    return machine
+    return machine_with(tmp_path, ["a", "b"], 3_000_000)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.store.records.kinds import DATA, TREE
 from ciuic.store.records.layout import pack_name
 from ciuic.store.store import Store
-from tests.kit.buckets import FolderMachine, PlaceWithFaults, write
+from tests.kit.buckets import FolderMachine, PlaceWithFaults, machine_with
 from tests.kit.damage import flip_byte, flip_content
 
 pytestmark = pytest.mark.root
@@ -35,11 +35,7 @@ _ORDERS = [
 @pytest.fixture
 def one(tmp_path):
     """A machine with a snapshot in a bucket, and the lease of one that was killed."""
-    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
-    machine.init()
-    write(tmp_path / "source", ["a", "b"], 1_500_000)
-    machine.take_at(machine.place(), tmp_path / "source")
-    return machine
+    return machine_with(tmp_path, ["a", "b"], 1_500_000)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from ciuic.store.store import open_in_bucket
 from ciuic.system.clock import SystemClock
 from ciuic.system.hashing import data_id
 from ciuic.verify.verify import verify_all
-from tests.kit.buckets import FolderMachine, write
+from tests.kit.buckets import FolderMachine, machine_with, write
 
 pytestmark = pytest.mark.root
 
@@ -48,11 +48,7 @@ class Counted:
 @pytest.fixture
 def machine(tmp_path):
     """A snapshot of many small files, whose chunks are in one pack or in a few."""
-    machine = FolderMachine(tmp_path / "bucket", tmp_path / "cache")
-    machine.init()
-    write(tmp_path / "source", [f"{number}" for number in range(FILES)])
-    machine.take_at(machine.place(), tmp_path / "source")
-    return machine
+    return machine_with(tmp_path, [f"{number}" for number in range(FILES)])
 
 
 def packs_of(machine, paths):

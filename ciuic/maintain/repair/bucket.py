@@ -94,7 +94,7 @@ def plan_in_bucket(
     remaining = search.run(progress)
     marks = survey_marks(store)
     for key, what in marks.unread.items():
-        unread[f"{layout.MARKS}/{layout.mark_name(*key)}"] = what
+        unread[layout.mark_key(*key)] = what
     return RepairPlan(
         packs=tuple(damaged),
         origins=search.origins,
@@ -130,9 +130,9 @@ def apply_in_bucket(
     """
     bucket = bucket_of(store)
     # The damage that is left: a session of its own puts manifests back.
-    left = {f"{layout.SNAPSHOTS}/{layout.manifest_name(bad.id)}" for bad in plan.manifests}
+    left = {layout.manifest_key(bad.id) for bad in plan.manifests}
     for mark in plan.marks.damaged:
-        name = f"{layout.MARKS}/{layout.mark_name(mark.id, mark.number)}"
+        name = layout.mark_key(mark.id, mark.number)
         if mark.stays:
             left.add(name)
             continue

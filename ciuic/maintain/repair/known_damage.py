@@ -44,4 +44,4 @@ def forget_manifests(store: Store, snapshot_ids: Collection[SnapshotId]) -> None
 
 
 def _paths(snapshot_ids: Collection[SnapshotId]) -> set[str]:
-    return {f"{layout.SNAPSHOTS}/{layout.manifest_name(one)}" for one in snapshot_ids}
+    return {layout.manifest_key(one) for one in snapshot_ids}

@@ -68,10 +68,8 @@ def plan_repair(
     manifests = _ManifestSurvey(store, unreachable)
     marks = survey_marks(store)
     for key, what in marks.unreachable.items():
-        unreachable.found[f"{layout.MARKS}/{layout.mark_name(*key)}"] = what
-    unread_marks = {
-        f"{layout.MARKS}/{layout.mark_name(*key)}": what for key, what in marks.unread.items()
-    }
+        unreachable.found[layout.mark_key(*key)] = what
+    unread_marks = {layout.mark_key(*key): what for key, what in marks.unread.items()}
     if not parity:
         marks.uncopied.clear()
     return RepairPlan(

@@ -172,7 +172,7 @@ class StoreInBucket:
             CommitUncertainError: The server has not answered, and the snapshot may be listed.
             StoreError: It is not listed.
         """
-        key = _manifest_key(snapshot_id)
+        key = layout.manifest_key(snapshot_id)
         tombstone = self._replaced.get(snapshot_id)
         self._own.add(snapshot_id)
         try:
@@ -207,7 +207,7 @@ class StoreInBucket:
             StoreError: It cannot be asked.
         """
         try:
-            return self._place.size_bytes(_manifest_key(snapshot_id)) != TOMBSTONE_BYTES
+            return self._place.size_bytes(layout.manifest_key(snapshot_id)) != TOMBSTONE_BYTES
         except MissingError:
             return False
 
@@ -231,11 +231,11 @@ class StoreInBucket:
         """
         copied = copied_ids(self._place).intersection(snapshot_ids) if snapshot_ids else set()
         for snapshot_id in sorted(copied):
-            key = _manifest_key(snapshot_id)
+            key = layout.manifest_key(snapshot_id)
             with contextlib.suppress(LostRaceError, MissingError):  # another purge was first
                 found = self._place.get_versioned(key, MANIFEST_BYTES_MAX)
                 self._place.replace(key, new_tombstone(), found.version)
-        self._place.delete(_manifest_key(one) for one in snapshot_ids if one not in copied)
+        self._place.delete(layout.manifest_key(one) for one in snapshot_ids if one not in copied)
         with contextlib.suppress(StoreError):  # a longer record does no harm
             self._own.drop(snapshot_ids)
 
@@ -393,7 +393,7 @@ class StoreInBucket:
             MissingError: It is gone; a purge may have left a tombstone in its place.
             StoreError: It cannot be read.
         """
-        key = _manifest_key(snapshot_id)
+        key = layout.manifest_key(snapshot_id)
         data = self._place.get(key, MANIFEST_BYTES_MAX)
         if is_tombstone(data):
             raise MissingError(f"{key} is gone: a tombstone is in its place")
@@ -456,7 +456,7 @@ class StoreInBucket:
 
     def _manifest(self, snapshot_id: SnapshotId) -> bytes | None:
         with contextlib.suppress(MissingError):  # removed since the listing
-            return self._place.get(_manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
+            return self._place.get(layout.manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
         return None
 
 
@@ -512,10 +512,6 @@ def _tell_of_kept(name: str, environment: Mapping[str, str], cause: MissingError
             " objects, or a copy of the store, can bring it back."
             f" 'ciuic --store {name} init' creates a new, empty store.",
         ) from cause
-
-
-def _manifest_key(snapshot_id: SnapshotId) -> str:
-    return f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
 
 
 def _name_of(listed: Listed) -> str:

@@ -37,7 +37,9 @@ __all__ = [
     "WRITE_LOCK",
     "damage_name",
     "is_snapshot_id",
+    "manifest_key",
     "manifest_name",
+    "mark_key",
     "mark_name",
     "pack_name",
     "parse_damage_name",
@@ -116,9 +118,19 @@ def parse_manifest_name(name: str) -> SnapshotId | None:
     return SnapshotId(stem) if stem != name and is_snapshot_id(stem) else None
 
 
+def manifest_key(snapshot_id: SnapshotId) -> str:
+    """Return where a snapshot's manifest is in the store."""
+    return f"{SNAPSHOTS}/{manifest_name(snapshot_id)}"
+
+
 def mark_name(snapshot_id: SnapshotId, number: int) -> str:
     """Return the file name of a snapshot's mark in ``marks/``, and of its copy."""
     return f"{snapshot_id}-{number}.json"
+
+
+def mark_key(snapshot_id: SnapshotId, number: int) -> str:
+    """Return where a snapshot's mark is in the store."""
+    return f"{MARKS}/{mark_name(snapshot_id, number)}"
 
 
 def parse_mark_name(name: str) -> tuple[SnapshotId, int] | None:

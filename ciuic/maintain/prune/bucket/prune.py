@@ -53,7 +53,6 @@ def prune_bucket(
     given_up: Collection[SnapshotId] = (),
     cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress = lambda _what, _done, _total: None,
-    told: Callable[[list[Lease]], None] = lambda _leases: None,
 ) -> PruneReport:
     """Prune a store in a bucket.
 
@@ -68,7 +67,6 @@ def prune_bucket(
         given_up: Lost snapshots that count as given up now.
         cancelled: Asked often.
         progress: Receives the stage, the steps done and their total.
-        told: Receives the leases of the sessions that are waited for.
 
     Raises:
         StoreError: The bucket failed, or another prune revoked this one. The next prune goes on.
@@ -76,7 +74,7 @@ def prune_bucket(
     """
     bucket = _bucket(store)
     check = cancel_check(cancelled, _STOPPED)
-    waiting = Waiting(bucket, patience, clock, check=check, told=told)
+    waiting = Waiting(bucket, patience, clock, check=check)
     run = _Run(store, bucket, waiting, check, progress)
     if not dry_run:
         run.finish_earlier()
@@ -123,7 +121,7 @@ def finish_condemned(
         CancelledError: ``cancelled`` turned true; what was done stays done.
     """
     bucket, check = _bucket(store), cancel_check(cancelled, _STOPPED)
-    waiting = Waiting(bucket, patience, clock, check=check, told=lambda _leases: None)
+    waiting = Waiting(bucket, patience, clock, check=check)
     run = _Run(store, bucket, waiting, check, lambda _what, _done, _total: None)
     run.finish_earlier(only_damaged=bool(lost_snapshots(store)))
     return waiting.left

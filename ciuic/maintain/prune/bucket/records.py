@@ -84,7 +84,7 @@ def _clean_notes(bucket: StoreInBucket, retired: frozenset[SnapshotId]) -> None:
     gone = dismissed_ids(bucket.place) & retired
     if not gone:
         return
-    keys = {f"{layout.SNAPSHOTS}/{layout.manifest_name(one)}": one for one in gone}
+    keys = {layout.manifest_key(one): one for one in gone}
     drop_notes(
         bucket.place,
         [

@@ -50,7 +50,6 @@ class Waiting:
         patience: How long to wait.
         clock: Measures.
         check: Called often; raises to end the wait.
-        told: Receives the leases of the sessions that are waited for, whenever these change.
 
     Attributes:
         revoked: The leases of sessions that this prune revoked.
@@ -63,13 +62,11 @@ class Waiting:
         clock: Clock,
         *,
         check: Callable[[], None],
-        told: Callable[[list[Lease]], None],
     ) -> None:
         self._bucket = bucket
         self._patience = patience
         self._clock = clock
         self._check = check
-        self._told = told
         self._seen = SeenLeases(bucket.path)
         self._awaited = AwaitedLeases(bucket.path)
         self._until_s = clock.monotonic_s() + patience.wait_s
@@ -129,7 +126,6 @@ class Waiting:
             wanted: Those to wait for, beside all with ``may_read_condemned``. These are rare, so
                 they do not keep a condemnation for ever. None: there are no others.
         """
-        shown: list[Lease] = []
         while True:
             self._check()
             left = [
@@ -144,9 +140,6 @@ class Waiting:
                 return True
             if self._clock.monotonic_s() >= self._until_s:
                 return False
-            if [one.key for one in shown] != [one.key for one in left]:
-                shown = left
-                self._told(shown)
             self._clock.sleep(_POLL_S)
             leases = list_leases(self._bucket.place, only_readers=wanted is None)
 

@@ -18,7 +18,7 @@ def keep_aside(place: Place, snapshot_ids: Iterable[SnapshotId]) -> list[Snapsho
     there = []
     for snapshot_id in snapshot_ids:
         with contextlib.suppress(MissingError):
-            data = place.get(_key(snapshot_id), MANIFEST_BYTES_MAX)
+            data = place.get(layout.manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
             if not is_tombstone(data):
                 place.put(_aside(snapshot_id), data)
                 there.append(snapshot_id)
@@ -35,19 +35,15 @@ def replace_damaged(place: Place, snapshot_id: SnapshotId, data: bytes) -> bool:
         MissingError: It is gone.
         StoreError: The bucket failed.
     """
-    found = place.get_versioned(_key(snapshot_id), MANIFEST_BYTES_MAX)
+    found = place.get_versioned(layout.manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
     if is_tombstone(found.data):
         return False
     place.put(_aside(snapshot_id), found.data)
     try:
-        place.replace(_key(snapshot_id), data, found.version)
+        place.replace(layout.manifest_key(snapshot_id), data, found.version)
     except (LostRaceError, MissingError):
         return False
     return True
-
-
-def _key(snapshot_id: SnapshotId) -> str:
-    return f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
 
 
 def _aside(snapshot_id: SnapshotId) -> str:

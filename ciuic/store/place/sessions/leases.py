@@ -32,7 +32,6 @@ from ciuic.store.records.condemnation import (
 )
 
 __all__ = [
-    "RENEW_S",
     "HeldLeases",
     "Lease",
     "copied_ids",
@@ -49,7 +48,8 @@ __all__ = [
     "snapshot_lease",
 ]
 
-RENEW_S: Final = 60.0
+_RENEW_S: Final = 60.0
+"""Seconds between two changes of each lease."""
 _LEASE_BYTES_MAX: Final = 1024
 _REQUESTS_AT_ONCE: Final = 8
 _NAME: Final = re.compile(
@@ -143,13 +143,11 @@ class HeldLeases:
     Args:
         place: The place of the store.
         path: The cache directory.
-        renew_s: Seconds between two changes of each.
     """
 
-    def __init__(self, place: Place, path: str, renew_s: float = RENEW_S) -> None:
+    def __init__(self, place: Place, path: str) -> None:
         self._place = place
         self._ended = EndedLeases(place, path)
-        self._renew_s = renew_s
         self._leases: dict[str, str] = {}
         self._number = 0
         self._ends = threading.Event()
@@ -194,7 +192,7 @@ class HeldLeases:
                 pass
 
     def _renew(self) -> None:
-        while not self._ends.wait(self._renew_s):
+        while not self._ends.wait(_RENEW_S):
             self._number += 1
             with contextlib.suppress(StoreError):  # the next turn tries again
                 self._write(list(self._leases))
@@ -240,7 +238,7 @@ def list_leases(place: Place, *, only_readers: bool = False) -> list[Lease]:
         if match["prune"]:
             return Lease(key, content, f"{layout.CONDEMNED}/{match['prune']}.json")
         snapshot_id = SnapshotId(match["taken"] or match["copied"])
-        decided_at = f"{layout.SNAPSHOTS}/{layout.manifest_name(snapshot_id)}"
+        decided_at = layout.manifest_key(snapshot_id)
         return Lease(key, content, decided_at, snapshot_id if match["copied"] else None)
 
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "leases") as pool:
