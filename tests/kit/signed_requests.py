@@ -2,6 +2,7 @@
 
 import urllib.request
 from datetime import timedelta
+from typing import Literal
 
 import obstore
 from obstore.store import S3Store
@@ -11,7 +12,7 @@ from tests.kit.ceph import ACCESS_KEY, SECRET_KEY, Server
 __all__ = ["make_bucket", "signed_url"]
 
 
-def signed_url(server: Server, method: str, path: str) -> str:
+def signed_url(server: Server, method: Literal["GET", "PUT"], path: str) -> str:
     """Return a URL with which a program without credentials may send a request for five minutes.
 
     Args:
