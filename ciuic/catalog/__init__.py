@@ -40,7 +40,6 @@ from ciuic.catalog.lost import (
     list_and_check,
     lost_manifest,
     lost_snapshots,
-    unlisted_are_sound,
     unreadable,
 )
 
@@ -69,6 +68,5 @@ __all__ = [
     "means_otherwise",
     "passed_over",
     "remember",
-    "unlisted_are_sound",
     "unreadable",
 ]

@@ -6,12 +6,11 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from ciuic.catalog.listing import Rows, list_snapshots, lost_ids, read_rows, row_of, survey
-from ciuic.errors import CorruptionError, SnapshotNotFoundError, StoreError
+from ciuic.errors import CorruptionError, StoreError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import SnapshotSummary, newest_first
 from ciuic.store.records.manifest import decode_manifest
 from ciuic.store.store import Store
-from ciuic.view.damage import DamageSurvey
 
 __all__ = [
     "Unreadable",
@@ -25,7 +24,6 @@ __all__ = [
     "list_and_check",
     "lost_manifest",
     "lost_snapshots",
-    "unlisted_are_sound",
     "unreadable",
 ]
 
@@ -139,21 +137,6 @@ def lacks_manifests(store: Store) -> bool:
     That of a forgotten snapshot counts: the snapshot can be brought back.
     """
     return bool(damaged_manifests(store) or store.trash.survey()[1])
-
-
-def unlisted_are_sound(store: Store, survey: DamageSurvey) -> bool:
-    """Return whether no damage is known of the snapshots that a list leaves out.
-
-    They are those in the trash, and those whose manifest cannot be read, which is damage. As long
-    as one of them is damaged, what is known to be lost must not be forgotten.
-    """
-    if lacks_manifests(store):
-        return False
-    for snapshot_id in store.trash.ids():
-        with contextlib.suppress(SnapshotNotFoundError):  # a prune has just removed it
-            if not survey.is_sound(snapshot_id):
-                return False
-    return True
 
 
 def known_lost(store: Store) -> set[ChunkId]:

@@ -114,10 +114,7 @@ def command(
                     foresee_copy(source, copy, request, report, clock=SystemClock())
             else:
                 with _opened(options, path, write=True, wait_s=wait_s, cancelled=cancelled) as copy:
-                    is_configured = configured is not None
-                    keeping = Keeping(
-                        source, path, options, SystemClock(), is_configured=is_configured
-                    )
+                    keeping = _keeping(source, path, options, is_configured=configured is not None)
                     keeping.note_store(copy)
                     with (
                         keeping.recorded(report, is_all=not request.named),
@@ -145,6 +142,10 @@ def command(
         raise
     _print(report, checked, as_json=as_json, session=session)
     sys.exit(_code(report, checked))
+
+
+def _keeping(source: Store, path: str, options: PlaceOptions, *, is_configured: bool) -> Keeping:
+    return Keeping(source, path, options, SystemClock(), is_configured=is_configured)
 
 
 def _refuse_place(session: Session, source: Store, path: str, *, init: bool) -> None:

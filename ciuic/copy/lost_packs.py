@@ -1,14 +1,16 @@
 """Knows what a copy has lost: which snapshots are sent again, and which stay damaged."""
 
+import contextlib
 from collections.abc import Collection
 
-from ciuic.catalog import known_lost, unlisted_are_sound
+from ciuic.catalog import known_lost, lacks_manifests
 from ciuic.copy.report import CopyReport
+from ciuic.errors import SnapshotNotFoundError
 from ciuic.ids import SnapshotId
 from ciuic.store.store import Store
 from ciuic.view.damage import DamageSurvey
 
-__all__ = ["lacks_packs", "note_damaged_there"]
+__all__ = ["lacks_packs", "note_damaged_there", "unlisted_are_sound"]
 
 
 def lacks_packs(copy: Store) -> bool:
@@ -39,3 +41,18 @@ def note_damaged_there(copy: Store, named: Collection[SnapshotId], report: CopyR
     if has_gone and is_sound and unlisted_are_sound(copy, survey):
         index.forget_gone()
         index.commit()
+
+
+def unlisted_are_sound(store: Store, survey: DamageSurvey) -> bool:
+    """Return whether no damage is known of the snapshots that a list leaves out.
+
+    They are those in the trash, and those whose manifest cannot be read, which is damage. As long
+    as one of them is damaged, what is known to be lost must not be forgotten.
+    """
+    if lacks_manifests(store):
+        return False
+    for snapshot_id in store.trash.ids():
+        with contextlib.suppress(SnapshotNotFoundError):  # a prune has just removed it
+            if not survey.is_sound(snapshot_id):
+                return False
+    return True

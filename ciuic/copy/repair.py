@@ -7,8 +7,9 @@ its checksums is not enough to replace what is lost. Manifests are taken to the 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ciuic.catalog import known_lost, unlisted_are_sound
+from ciuic.catalog import known_lost
 from ciuic.copy.copy import CopyRequest, OnProgress, copy_snapshots, shows_nothing
+from ciuic.copy.lost_packs import unlisted_are_sound
 from ciuic.copy.report import CopyReport
 from ciuic.documents import Document
 from ciuic.errors import CorruptionError, MissingError, UnknownFormatError

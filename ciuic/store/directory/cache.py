@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from ciuic.errors import CiuicError, StoreError, StoreFullError
+from ciuic.errors import CiuicError, MissingError, StoreError, StoreFullError
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.find import refuse_shared
 from ciuic.store.directory.folder import Folder
@@ -33,6 +33,7 @@ __all__ = [
     "only_kept_header",
     "prepare_cache",
     "refuse_others",
+    "refuse_vanished",
 ]
 
 _SYSTEM_CACHE: Final = "/var/cache"
@@ -233,3 +234,26 @@ def _clear(path: str, name: str, more: Iterable[str] = ()) -> None:
         )
     finally:
         lock.release()
+
+
+def refuse_vanished(environment: Mapping[str, str], name: str, why: StoreError) -> None:
+    """Refuse an address without a store, if this machine has used one there.
+
+    Args:
+        environment: The environment variables.
+        name: The address.
+        why: The error that was met there; if it is not that the header is missing, nothing is done.
+
+    Raises:
+        StoreError: That is so.
+    """
+    kept = next(kept_headers(environment, name), None)
+    if kept is None or not isinstance(why.__cause__, MissingError):
+        return
+    store_id = decode_header(kept.data).store_id
+    raise StoreError(
+        f"there is no store at {name} any more: this machine has used store {store_id[:8]} there",
+        hint="Check the prefix, and whether the bucket was emptied: older versions of its objects,"
+        f" or a copy of the store, can bring it back. 'ciuic --store {name} init' creates a new,"
+        " empty store.",
+    ) from why.__cause__

@@ -26,9 +26,9 @@ from ciuic.ids import PackId, SessionId, SnapshotId
 from ciuic.store.directory.cache import (
     StaleHeaderError,
     keep_header,
-    kept_headers,
     only_kept_header,
     prepare_cache,
+    refuse_vanished,
 )
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.kept import forget_kept, keep_lost
@@ -49,7 +49,7 @@ from ciuic.store.place.sessions.leases import (
 from ciuic.store.place.sessions.own import OwnSnapshots
 from ciuic.store.records import layout
 from ciuic.store.records.condemnation import TOMBSTONE_BYTES, is_tombstone, new_tombstone
-from ciuic.store.records.header import Header, decode_header
+from ciuic.store.records.header import Header
 from ciuic.store.records.manifest import MANIFEST_BYTES_MAX
 from ciuic.store.records.mark import MARK_BYTES_MAX
 from ciuic.store.records.retired import RETIRED_BYTES_MAX, decode_retired
@@ -380,10 +380,7 @@ class StoreInBucket:
             self.segments.tidy()
 
     def count_refused_leases(self) -> int:
-        """Return how many leases of ended sessions may not be deleted with these credentials.
-
-        Without any that are left, nothing is asked.
-        """
+        """Count the leases left by ended sessions that these credentials may not delete."""
         return self._leases.count_refused()
 
     def manifest(self, snapshot_id: SnapshotId) -> bytes:
@@ -486,8 +483,7 @@ def open_bucket(
     try:
         data = kept or header_data(place)
     except StoreError as error:
-        if isinstance(error.__cause__, MissingError):
-            _tell_of_kept(place.name, environment, error.__cause__)
+        refuse_vanished(environment, place.name, error)
         raise
     header = decoded_header(place, data)
     path = prepare_cache(environment, place.name, header.store_id)
@@ -498,20 +494,6 @@ def open_bucket(
     if not write:
         bucket.fetch(only)
     return bucket
-
-
-def _tell_of_kept(name: str, environment: Mapping[str, str], cause: MissingError) -> None:
-    """Raise an error that says which store was at an address, if this machine knows one."""
-    kept = next(kept_headers(environment, name), None)
-    if kept is not None:
-        store_id = decode_header(kept.data).store_id
-        raise StoreError(
-            f"there is no store at {name} any more: this machine has used store {store_id[:8]}"
-            " there",
-            hint="Check the prefix, and whether the bucket was emptied: older versions of its"
-            " objects, or a copy of the store, can bring it back."
-            f" 'ciuic --store {name} init' creates a new, empty store.",
-        ) from cause
 
 
 def _name_of(listed: Listed) -> str:
