@@ -21,7 +21,7 @@ from ciuic.copy.copy import CopyRequest, copy_snapshots, foresee_copy, send_agai
 from ciuic.copy.keep import Keeping
 from ciuic.copy.report import CopiedSnapshot, CopyReport
 from ciuic.errors import DAMAGE, DONE, FAILED, CiuicError, MissingError, StoreError, UsageError
-from ciuic.ids import SnapshotId
+from ciuic.ids import ChunkId, SnapshotId
 from ciuic.store.addressed import absolute_address
 from ciuic.store.directory.create import create_store
 from ciuic.store.directory.find import read_header, refuse_unmounted
@@ -324,15 +324,16 @@ def _verified(
 ) -> VerifyReport:
     """Read every chunk of the snapshots that the command is about; send again what is lost.
 
-    What was sent is read too: what a damaged tree names shows only when the tree is there again.
+    What was sent is read too: what a damaged tree names shows only when the tree is there again. A
+    chunk is sent once: if it is damaged again, the disk there is failing.
     """
     clock = SystemClock()
     checked = _read_back(copy, request, report)
-    while checked.bad:
+    tried: set[ChunkId] = set()
+    while lost := set(checked.bad) - tried:
+        tried |= lost
         with keeping.recorded(report, is_all=not request.named):
-            sent = send_again(
-                source, copy, checked.bad, request, report, clock=clock, cancelled=cancelled
-            )
+            sent = send_again(source, copy, lost, request, report, clock=clock, cancelled=cancelled)
         if not sent:
             break
         report.notes.append(

@@ -35,6 +35,7 @@ from ciuic.errors import (
 )
 from ciuic.model import ExcludeRules, PathWarning
 from ciuic.snapshot.report import TakeReport
+from ciuic.store.packs.failures import ChainTooLongError
 from ciuic.system.clock import SystemClock
 from ciuicd.control import Server
 from ciuicd.jobs.job import Job
@@ -161,7 +162,9 @@ def test_any_bytes_make_the_parser_raise_only_a_usage_error(line):
         assert error.message
 
 
-@pytest.mark.parametrize("kind", [BusyError, StoreFullError, ConfigError, CorruptionError])
+@pytest.mark.parametrize(
+    "kind", [BusyError, StoreFullError, ConfigError, CorruptionError, ChainTooLongError]
+)
 def test_an_error_keeps_its_class(kind):
     sent = kind("it went wrong", hint="Do this.")
     got = error_from_document(error_document(sent)["error"])

@@ -74,8 +74,14 @@ class RememberFailures:
 class ChainTooLongError(CorruptionError):
     """The delta chain is too long; another copy of the chunk would not help."""
 
-    def __init__(self) -> None:
-        super().__init__(f"its delta chain has more than {CHAIN_MAX} deltas")
+    # A client makes the error again from the reply of a daemon: ``error_from_document``.
+    def __init__(
+        self,
+        message: str = f"its delta chain has more than {CHAIN_MAX} deltas",
+        *,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
 
 
 class LostBaseError(CorruptionError):
