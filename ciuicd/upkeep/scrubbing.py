@@ -97,14 +97,14 @@ class Scrubbing:
 
     def _scrub(self, settings: Settings, left_s: float, should_stop: Callable[[], bool]) -> None:
         began_s = self._clock.monotonic_s()
-        subject = subject_of(settings)
-        if self._store_id not in {None, subject.store_id}:
-            # Of a bucket, the daemon's hold is on this machine, and stays.
-            raise StoreError(
-                f"a different store is now at {settings.snapshot_dir}",
-                hint="Restart ciuicd, if it is to serve that store.",
-            )
         try:
+            subject = subject_of(settings)
+            if self._store_id not in {None, subject.store_id}:
+                # Of a bucket, the daemon's hold is on this machine, and stays.
+                raise StoreError(
+                    f"a different store is now at {settings.snapshot_dir}",
+                    hint="Restart ciuicd, if it is to serve that store.",
+                )
             report = scrub(
                 subject,
                 clock=self._clock,
