@@ -9,7 +9,7 @@ A prune can be stopped at any moment: every snapshot stays intact, and the next 
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ciuic.errors import CiuicError, StoreFullError
@@ -28,6 +28,7 @@ from ciuic.store.gc.rewrite_output import (
     PackOutput,
     remove_from_index,
 )
+from ciuic.store.gc.usage import PackUsage, pack_path
 from ciuic.store.parity.shape import PARITY_DEFAULT
 from ciuic.store.records import layout
 from ciuic.store.store import Store
@@ -170,9 +171,11 @@ def _remove_and_rewrite(work: Work, removals: Removals) -> Rewritten:
             if not is_full:
                 removals.finish()
                 raise
+    removals.wait()
+    left = [use for use in plan.rewritten if os.path.lexists(pack_path(store.path, use.pack_id))]
     # What seemed to be free on the full disk is not, so only what this prune has freed counts.
     with _pack_output(work, removals, [], lambda: max(0, available() - full_bytes)) as output:
-        return rewrite(work, output)
+        return rewrite(work, output, left)
 
 
 def _pack_output(
@@ -191,8 +194,10 @@ def _pack_output(
     )
 
 
-def rewrite(work: Work, output: Output[NewPack]) -> Rewritten:
-    """Move the needed chunks out of the fragmented and small packs of the plan."""
+def rewrite(
+    work: Work, output: Output[NewPack], left: Sequence[PackUsage] | None = None
+) -> Rewritten:
+    """Move the needed chunks out of fragmented and small packs: those left, or all of the plan."""
     store, plan = work.store, work.plan
     joins_small = bool(work.parity) or store.bucket is not None
     rewriter = Rewriter(
@@ -204,7 +209,8 @@ def rewrite(work: Work, output: Output[NewPack]) -> Rewritten:
         temporary=os.path.join(store.path, layout.TEMPORARY),
         joins_small=joins_small,
     )
-    return rewriter.run(plan.rewritten, check=work.check, done=work.done)
+    uses = plan.rewritten if left is None else left
+    return rewriter.run(uses, check=work.check, done=work.done)
 
 
 def _remove_unneeded(
