@@ -490,8 +490,8 @@ MUTANTS: Final = (
     Mutant(
         "unneeded packs stay if other packs cannot be rewritten",
         "ciuic/maintain/prune/apply.py",
-        "            if not output.unneeded:\n",
-        "            if output.unneeded or not output.unneeded:\n",
+        "            elif not output.unneeded:\n",
+        "            elif output.unneeded or not output.unneeded:\n",
         "tests/verbs/test_prune.py"
         "::test_unneeded_packs_are_removed_although_a_fragmented_one_cannot_be_rewritten",
     ),

@@ -193,11 +193,14 @@ def test_a_file_system_that_runs_full_during_reflink_copies(tmp_path: Path) -> N
         place = Place(mounted.path / "source", tmp_path)
         for number in range(3000):
             (place.source / f"{number}").write_bytes(os.urandom(17_000))
-        mounted.leave_free(300 * KIB)
-        place.snapshot()
-        place.require_whole()
-        cloned = len([name for name in frozen(mounted) if "/copies/" in name])
-        what = [one for one in place.trouble().values() if "No space left" in one]
+        for _ in range(5):  # XFS returns space late, so there may be more or less of it
+            mounted.leave_free(300 * KIB)
+            place.snapshot()
+            place.require_whole()
+            cloned = len([name for name in frozen(mounted) if "/copies/" in name])
+            what = [one for one in place.trouble().values() if "No space left" in one]
+            if what:
+                break
         assert what, f"{cloned} files were cloned, and there was room for all of them"
         assert all("captured in place" in one for one in what)
 

@@ -84,6 +84,8 @@ def test_what_was_lost_is_forgotten_with_the_last_snapshot_that_needs_it(older: 
     assert older.ciuic("scrub").code == 4
     name = older.snapshots()[-1].id
     assert older.ciuic("forget", name, "--last-whole").code == 0
+    assert older.ciuic("scrub").code == 4, "the snapshot in the trash can be brought back"
+    assert older.ciuic("prune", "--trash", "0").code == 0
     assert older.ciuic("scrub").code == 0
     assert_forgotten(older)
 

@@ -167,14 +167,14 @@ def test_damaged_files_are_not_searched_in_another_store(
         complete_costs(report, path)
     place.swap_back()
     assert not complete_costs(report, path, lambda: True)
-    known = damage_cost.list_snapshots
+    known = damage_cost.all_snapshots
 
     def swapped(store: Any) -> Any:
         place.swap()
         return known(store)
 
     with monkeypatch.context() as patched:
-        patched.setattr(damage_cost, "list_snapshots", swapped)
+        patched.setattr(damage_cost, "all_snapshots", swapped)
         report.pending = search_for(report, store.header.store_id)
         with pytest.raises(StoreError):
             complete_costs(report, path)
