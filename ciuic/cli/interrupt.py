@@ -5,6 +5,7 @@ The exit code is 130 after SIGINT and 143 after SIGTERM, as if the signal had ki
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Final
@@ -15,6 +16,7 @@ __all__ = ["interrupted_code", "interruptible", "raising_interrupts"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _BY_SIGNAL: Final = 128
+_AGAIN_S: Final = 0.02
 _Handler = Callable[[int, FrameType | None], None]
 
 
@@ -34,12 +36,25 @@ def raising_interrupts() -> Iterator[None]:
     """Raise KeyboardInterrupt in the main thread on SIGINT and SIGTERM."""
     _Received.number = 0
 
-    def stop(number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         _Received.number = _Received.number or number
+        if _ignores_exceptions(frame):
+            again = (threading.main_thread().ident, number)
+            with contextlib.suppress(RuntimeError):  # no more threads
+                threading.Timer(_AGAIN_S, signal.pthread_kill, again).start()
+                return
         raise KeyboardInterrupt
 
     with _handling(stop, [number for number in _SIGNALS if not _is_ignored(number)]):
         yield
+
+
+def _ignores_exceptions(frame: FrameType | None) -> bool:
+    """Return whether Python is in the callback of a lock of an import, where exceptions get lost.
+
+    A command imports much in its first moments, and the signal would have no effect.
+    """
+    return frame is not None and frame.f_code.co_filename == "<frozen importlib._bootstrap>"
 
 
 def _is_ignored(number: signal.Signals) -> bool:

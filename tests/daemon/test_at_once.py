@@ -83,10 +83,14 @@ class Site:
 
         def reads() -> bool:
             progress = self.status()["progress"]
-            return bool(progress and progress["state"] == "taking")
+            found = psutil.Process(daemon.process.pid).children()
+            if len(found) != 1 or not progress or progress["state"] != "taking":
+                return False
+            self.large = found[0]
+            return True
 
+        # The process of the snapshot before may just have ended.
         wait_until("the large snapshot reads", reads)
-        (self.large,) = psutil.Process(daemon.process.pid).children()
         self.large.suspend()
         wait_until("it is stopped", lambda: self.large.status() == psutil.STATUS_STOPPED)
         assert self.status()["state"] == "taking", "it must not be over"

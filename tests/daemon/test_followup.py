@@ -279,7 +279,7 @@ def test_an_event_wakes_the_daemon_once(tmp_path, monkeypatch, what):
             if what == "closed":
                 path.open("ab").close()
                 wait_until("it was woken", lambda: bool(heard))
-                # Two events that are alike become one, if nobody has read the first one yet.
+                # Two events that are alike become one while the first waits to be read.
                 path.open("ab").close()
             elif what == "renamed away":
                 path.rename(directory / "a")
