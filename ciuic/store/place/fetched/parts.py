@@ -175,10 +175,11 @@ class FetchedParts:
             old = next(iter(self._in_file))
             self.dropped.add(old.pack_id)
             self._forget(old)
-        if not slots_max:
+        # A part that was forgotten while it is written still has its slot.
+        if spill.taken >= slots_max:
             self.dropped.add(part.pack_id)
             self._forget(part)
-            if spill.is_begun and not spill.has_failed:
+            if not slots_max and spill.is_begun and not spill.has_failed:
                 self._spill = Spill(self._directory)  # the old file is closed: its blocks are free
             return
         # Until it is written, the part has its bytes, and other threads find it.

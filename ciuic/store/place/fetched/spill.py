@@ -66,6 +66,11 @@ class Spill:
         self._until_look -= 1
         return self._slots_max
 
+    @property
+    def taken(self) -> int:
+        """How many slots are not free."""
+        return self._slots - len(self._free)
+
     def take_slot(self) -> int:
         """Return a slot that is free."""
         if self._free:
