@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -68,6 +69,7 @@ class Shared:
         self.directory = directory
         self._server = server
         self.detours: dict[str, str] = {}
+        self.processes: list[subprocess.Popen[str]] = []
 
     def machine(self, name: str) -> Machine:
         return Machine(self.address, self._server, self._server.endpoint, self.directory / name)
@@ -77,13 +79,27 @@ class Shared:
         return {**self.machine(name).environ, "AWS_ENDPOINT_URL": endpoint}
 
     def begun(self, name: str, store: object, *command: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*CIUIC, "--store", str(store), *command],
-            env=environment(self.environ(name)),
+            env=environment({**self.environ(name), "PYTHONFAULTHANDLER": "1"}),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.processes.append(process)
+        return process
+
+    def wait_for_lease(self, kind: str, count: int, process: "subprocess.Popen[str]") -> None:
+        """Wait until there are so many leases; a process that ended, or hangs, says why."""
+        try:
+            wait_until(
+                f"{count} leases of {kind}",
+                lambda: self.leases(kind) >= count or process.poll() is not None,
+            )
+        except AssertionError as error:
+            process.send_signal(signal.SIGABRT)
+            raise AssertionError(f"{error}\n{process.communicate()[1]}") from None
+        assert process.poll() is None, process.communicate()[1]
 
     def run(self, name: str, *command: object) -> str:
         done = ciuic("--store", self.address, *command, more=self.environ(name))
@@ -95,10 +111,13 @@ class Shared:
 
 
 @pytest.fixture
-def shared(server, address, tmp_path: Path) -> Shared:
+def shared(server, address, tmp_path: Path) -> Iterator[Shared]:
     made = Shared(server, address, tmp_path)
     assert made.machine("first").init()[0]
-    return made
+    yield made
+    for process in made.processes:
+        with process:
+            process.kill()
 
 
 @pytest.fixture
@@ -132,7 +151,7 @@ def test_copies_a_snapshot_and_a_prune_of_a_bucket_at_once_lose_nothing(
     both = []
     for number, box in enumerate(sources):
         both.append(shared.begun(f"copy{number}", box.store, *to))
-        wait_until("a copy has its leases", lambda n=number: shared.leases("copy") >= 4 * n + 4)
+        shared.wait_for_lease("copy", 4 * number + 4, both[-1])
         both[-1].send_signal(signal.SIGSTOP)
     first, second = both
     write(live, ["more"])
@@ -140,7 +159,7 @@ def test_copies_a_snapshot_and_a_prune_of_a_bucket_at_once_lose_nothing(
     # It waits in vain for the leases of a copy that was killed.
     wait = "15s" if is_killed else "60s"
     prune = shared.begun("pruner", shared.address, "prune", "--trash", "0", "--wait", wait)
-    wait_until("the prune has its lease", lambda: shared.leases("prune"))
+    shared.wait_for_lease("prune", 1, prune)
     assert (first.poll(), second.poll()) == (None, None)
     for process in both:
         process.send_signal(signal.SIGCONT)
