@@ -24,7 +24,7 @@ Also the exit codes of the programs.
             CorruptionError     stored bytes are wrong: never retried, never hidden
                 ChunkMissingError
                 DigestError
-                UnreachableError    the file system cannot read the file
+                UnreachableError    it is listed, and cannot be read
         SnapshotNotFoundError   check the ID
         PathNotFoundError       check the path
         TargetError             the place to restore to cannot be used
@@ -261,7 +261,7 @@ class DigestError(CorruptionError):
 
 
 class UnreachableError(CorruptionError):
-    """The file system lists a file of the store but cannot read it."""
+    """The file system, or the bucket, lists a file of the store but this process cannot read it."""
 
     default_hint = (
         "Check the file system that the store is on (fsck, xfs_repair, btrfs scrub), then run"

@@ -12,7 +12,7 @@ from ciuic.copy.copy import CopyRequest, OnProgress, copy_snapshots, shows_nothi
 from ciuic.copy.lost_packs import unlisted_are_sound
 from ciuic.copy.report import CopyReport
 from ciuic.documents import Document
-from ciuic.errors import CorruptionError, MissingError, UnknownFormatError
+from ciuic.errors import CorruptionError, MissingError, UnknownFormatError, UnreachableError
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.store.records import layout
 from ciuic.store.records.manifest import decode_manifest
@@ -145,10 +145,10 @@ def _put_back_manifests(store: Store, other: Store, snapshot_ids: Collection[Sna
     for snapshot_id in snapshot_ids:
         try:
             decode_manifest(bucket.manifest(snapshot_id), snapshot_id)
+        except (MissingError, UnknownFormatError, UnreachableError):
+            continue  # a lost one is copied with its snapshot
         except CorruptionError:
             bucket.put_back(snapshot_id, other.manifests.read_file(snapshot_id)[1])
-        except (MissingError, UnknownFormatError):
-            continue  # a lost one is copied with its snapshot
 
 
 def _forget(store: Store, repaired: Collection[SnapshotId], *, is_all: bool) -> None:

@@ -15,12 +15,17 @@ from ciuic.errors import (
     CorruptionError,
     SnapshotNotFoundError,
     UnknownFormatError,
+    UnreachableError,
     UsageError,
 )
+from ciuic.maintain.bad_marks import survey_marks
 from ciuic.maintain.forget import apply_forget, bring_back, plan_forget_by_id
 from ciuic.maintain.label import change_tags, move_tags, set_pinned
+from ciuic.maintain.prune.bucket.prune import prune_bucket
+from ciuic.store.addressed import open_at_address
 from ciuic.store.records import layout
 from ciuic.store.records.sealed import seal
+from ciuic.system.clock import SystemClock
 from tests.kit import faulty_proxy as faults
 from tests.kit.ceph import SECRET_KEY
 from tests.kit.machine import Machine
@@ -338,3 +343,71 @@ def test_a_snapshot_whose_manifest_is_lost_is_abandoned_where_there_is_no_copy(
     assert seen(other)[0].keys() == set(taken[1:])
     assert seen(machine)[0].keys() == set(taken[1:])
     assert keys(other.place(), "marks") == []
+
+
+def closed(folder):
+    """Return a fault: objects of a folder belong to another account, which has not shared them."""
+    refuse = faults.status(403, "AccessDenied")
+
+    def fault(request, forward):
+        is_read = request.method == "GET" and not request.is_listing
+        answer = refuse if is_read and f"/{folder}/" in request.path else None
+        return answer(request, forward) if answer else forward(request)
+
+    return fault
+
+
+def test_a_mark_that_is_closed_to_this_machine_stops_nothing_and_counts_as_a_pin(
+    machine, other, proxy, taken, source, tmp_path
+):
+    old, middle, new = taken
+    tag(other, middle, "theirs")
+    forget(other, old)
+    proxy.always(closed("marks"))
+
+    with machine.opened() as store:
+        manifests, marks = unreadable(store)
+        assert (manifests, marks.keys()) == ({}, {old, middle})
+        listed = {one.id: one for one in list_snapshots(store)}
+    assert [listed[one].pinned for one in taken] == [True, True, False]
+    assert "the server answered 403" in listed[middle].mark_problem
+    with pytest.raises(UsageError, match="is pinned"):
+        forget(machine, middle)
+    machine.restore(source, tmp_path / "restored")
+    newer = machine.take(source).id
+    with machine.opened() as store:
+        survey = survey_marks(store)
+    assert {key[0] for key in survey.unreachable} == {old, middle}
+    assert survey.damaged == []
+
+    proxy.always(None)
+    states = {middle: (("theirs",), False), new: ((), False), newer: ((), False)}
+    assert seen(machine) == seen(other) == (states, {old})
+
+
+def test_a_manifest_that_is_closed_to_this_machine_is_one_snapshot_that_it_cannot_read(
+    machine, other, proxy, taken, source, tmp_path
+):
+    theirs = other.take(source).id
+    proxy.always(closed("snapshots"))
+
+    with machine.opened() as store:
+        assert {one.id for one in list_snapshots(store)} == set(taken)
+        damaged, _ = unreadable(store)
+        assert damaged.keys() == {theirs}
+        assert "the server answered 403" in damaged[theirs]
+        with pytest.raises(UnreachableError) as refused:
+            store.manifest(theirs)
+    assert "use keys of one account on all machines" in refused.value.hint
+    machine.restore(source, tmp_path / "restored")
+    with (
+        open_at_address(
+            machine.address, machine.environ, machine.options, write=True, removes=True
+        ) as store,
+        pytest.raises(UnreachableError, match="nothing was removed"),
+    ):
+        prune_bucket(store, trash_s=0, now_ns=time.time_ns(), clock=SystemClock())
+
+    proxy.always(None)
+    with machine.opened() as store:
+        assert {one.id for one in list_snapshots(store)} == {*taken, theirs}

@@ -295,7 +295,7 @@ def _unreadable(
     if isinstance(error, UnknownFormatError):
         return UnknownFormatError(message)
     if isinstance(error, UnreachableError):
-        return UnreachableError(message)
+        return UnreachableError(message, hint=error.hint)
     return CorruptionError(
         message,
         hint="Run 'ciuic repair --apply', or 'ciuic repair --apply --from COPY' if a copy of the"

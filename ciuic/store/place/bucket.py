@@ -33,8 +33,14 @@ from ciuic.store.directory.cache import (
 from ciuic.store.directory.folder import Folder
 from ciuic.store.directory.kept import forget_kept, keep_lost
 from ciuic.store.place.pack_objects import PackObjects
-from ciuic.store.place.place import Listed, Place, Version
-from ciuic.store.place.records import Records, decoded_header, header_data
+from ciuic.store.place.place import Place, Version
+from ciuic.store.place.records import (
+    Records,
+    decoded_header,
+    document_or_none,
+    header_data,
+    read_document,
+)
 from ciuic.store.place.segments.segments import Segments
 from ciuic.store.place.sessions.condemned import Condemned
 from ciuic.store.place.sessions.damaged import keep_aside, replace_damaged
@@ -109,7 +115,7 @@ class StoreInBucket:
         listed: set[SnapshotId] = set()
         revoked_ids: set[SnapshotId] = set()
         for found in self._place.list(layout.SNAPSHOTS):
-            snapshot_id = layout.parse_manifest_name(_name_of(found))
+            snapshot_id = layout.parse_manifest_name(found.name)
             if snapshot_id is not None:
                 is_short = found.size_bytes == TOMBSTONE_BYTES
                 (revoked_ids if is_short else listed).add(snapshot_id)
@@ -220,7 +226,7 @@ class StoreInBucket:
         listed = [
             one for one in self._place.list(layout.SNAPSHOTS) if one.size_bytes != TOMBSTONE_BYTES
         ]
-        found = [layout.parse_manifest_name(_name_of(one)) for one in listed]
+        found = [layout.parse_manifest_name(one.name) for one in listed]
         return {snapshot_id for snapshot_id in found if snapshot_id is not None}
 
     def remove_manifests(self, snapshot_ids: Collection[SnapshotId]) -> None:
@@ -267,9 +273,10 @@ class StoreInBucket:
 
         Raises:
             MissingError: It is gone.
+            UnreachableError: This machine's key may not read it.
             StoreError: It cannot be read.
         """
-        return self._place.get(f"{layout.MARKS}/{name}", MARK_BYTES_MAX)
+        return read_document(self._place, f"{layout.MARKS}/{name}", MARK_BYTES_MAX)
 
     def create_marks(self, files: Mapping[str, bytes]) -> set[str]:
         """Create the marks whose names are free; if some are not, fetch the newest marks.
@@ -337,7 +344,7 @@ class StoreInBucket:
         # read. If this read came after such a prune had deleted the lease, the next prune would
         # find no lease to wait for, and the manifest would still replace the tombstone.
         for found in self._place.list(layout.SNAPSHOTS):
-            snapshot_id = layout.parse_manifest_name(_name_of(found))
+            snapshot_id = layout.parse_manifest_name(found.name)
             if snapshot_id is None or snapshot_id not in snapshot_ids:
                 continue
             if found.size_bytes == TOMBSTONE_BYTES:
@@ -388,10 +395,11 @@ class StoreInBucket:
 
         Raises:
             MissingError: It is gone; a purge may have left a tombstone in its place.
+            UnreachableError: This machine's key may not read it.
             StoreError: It cannot be read.
         """
         key = layout.manifest_key(snapshot_id)
-        data = self._place.get(key, MANIFEST_BYTES_MAX)
+        data = read_document(self._place, key, MANIFEST_BYTES_MAX)
         if is_tombstone(data):
             raise MissingError(f"{key} is gone: a tombstone is in its place")
         return data
@@ -417,7 +425,7 @@ class StoreInBucket:
         known = folder.names(layout.parse_mark_name)
         newest: dict[SnapshotId, int] = {}
         for found in self._place.list(layout.MARKS):
-            parsed = layout.parse_mark_name(_name_of(found))
+            parsed = layout.parse_mark_name(found.name)
             if parsed is not None:
                 newest[parsed[0]] = max(parsed[1], newest.get(parsed[0], 0))
         wanted = sorted(mark for mark in newest.items() - known if mark[0].startswith(only))
@@ -447,14 +455,10 @@ class StoreInBucket:
         return True
 
     def _mark(self, name: str) -> bytes | None:
-        with contextlib.suppress(MissingError):  # its snapshot has been removed since the listing
-            return self.mark(name)
-        return None
+        return document_or_none(self._place, f"{layout.MARKS}/{name}", MARK_BYTES_MAX)
 
     def _manifest(self, snapshot_id: SnapshotId) -> bytes | None:
-        with contextlib.suppress(MissingError):  # removed since the listing
-            return self._place.get(layout.manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
-        return None
+        return document_or_none(self._place, layout.manifest_key(snapshot_id), MANIFEST_BYTES_MAX)
 
 
 def open_bucket(
@@ -494,7 +498,3 @@ def open_bucket(
     if not write:
         bucket.fetch(only)
     return bucket
-
-
-def _name_of(listed: Listed) -> str:
-    return listed.key.rpartition("/")[2]

@@ -68,7 +68,7 @@ class PackObjects:
         others: list[str] = []
         begun = self._answers.begin_listing()
         for listed in self._place.list(layout.PACKS):
-            name = listed.key.rpartition("/")[2]
+            name = listed.name
             pack_id = layout.parse_pack_name(name)
             if pack_id is None:
                 others.append(name)

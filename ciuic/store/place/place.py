@@ -61,6 +61,11 @@ class Listed:
     key: str
     size_bytes: int | None
 
+    @property
+    def name(self) -> str:
+        """The key without its folder."""
+        return self.key.rpartition("/")[2]
+
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:

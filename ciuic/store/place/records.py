@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from ciuic.errors import (
+    AccessDeniedError,
     CorruptionError,
     LostRaceError,
     MissingError,
     StoreError,
     UnknownFormatError,
+    UnreachableError,
     UnsupportedError,
     UsageError,
 )
@@ -31,7 +33,9 @@ __all__ = [
     "Records",
     "create_in_bucket",
     "decoded_header",
+    "document_or_none",
     "header_data",
+    "read_document",
     "read_header",
     "refuse_lost_header",
 ]
@@ -66,7 +70,7 @@ class Records:
 
     def names(self, parse: Callable[[str], K | None]) -> set[K]:
         """See ``Folder``."""
-        found = [parse(one.key.rpartition("/")[2]) for one in self._place.list(self._prefix)]
+        found = [parse(one.name) for one in self._place.list(self._prefix)]
         return {name for name in found if name is not None}
 
     def read(self, name: str, bytes_max: int) -> bytes:
@@ -137,6 +141,35 @@ def create_in_bucket(place: Place, clock: Clock, chunking: Chunking) -> tuple[bo
     return True, chunking
 
 
+def read_document(place: Place, key: str, bytes_max: int) -> bytes:
+    """Read an object of one snapshot: if it is closed to this machine, other snapshots are not.
+
+    Raises:
+        MissingError: It is gone.
+        UnreachableError: The key of this machine may not read it. Another account wrote it, if the
+            key may read the rest of the store.
+        StoreError: It cannot be read.
+    """
+    try:
+        return place.get(key, bytes_max)
+    except AccessDeniedError as error:
+        raise UnreachableError(error.message, hint=error.hint) from error
+
+
+def document_or_none(place: Place, key: str, bytes_max: int) -> bytes | None:
+    """Return what a machine keeps of an object; None: it was removed since the listing.
+
+    Nothing is kept of one that is closed to this machine. That is damaged, so whoever needs it asks
+    the bucket again, and gets the reason, or what the object has when it is opened.
+    """
+    try:
+        return read_document(place, key, bytes_max)
+    except MissingError:
+        return None
+    except UnreachableError:
+        return b""
+
+
 def read_header(place: Place) -> Header:
     """Read the header: see ``header_data`` and ``decoded_header``."""
     return decoded_header(place, header_data(place))
@@ -169,7 +202,7 @@ def refuse_lost_header(place: Place) -> None:
         (layout.PACKS, layout.parse_pack_name),
     )
     for folder, parse in parsers:
-        if any(parse(found.key.rpartition("/")[2]) is not None for found in place.list(folder)):
+        if any(parse(found.name) is not None for found in place.list(folder)):
             raise StoreError(
                 f"the store at {place.name} has lost its header {layout.HEADER}",
                 hint=_REPAIR.format(shlex.quote(place.name)),

@@ -219,7 +219,7 @@ class Manifests:
 def _damaged(snapshot_id: SnapshotId, error: CorruptionError) -> CorruptionError:
     message = f"the manifest of {snapshot_id}: {error.message}"
     if isinstance(error, UnreachableError):
-        return UnreachableError(message)
+        return UnreachableError(message, hint=error.hint)
     return CorruptionError(
         message,
         hint="Put the file back from a backup of the store, or abandon the snapshot:"

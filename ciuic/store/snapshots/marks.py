@@ -333,6 +333,8 @@ class Marks:
             return data, decode_mark(data, snapshot_id, number)
         except MissingError as error:
             raise CorruptionError(f"{message}: its object is gone", hint=hint) from error
+        except UnreachableError as error:
+            raise UnreachableError(f"{message}: {error.message}", hint=error.hint) from error
         except CorruptionError as error:
             raise CorruptionError(f"{message}: {error.message}", hint=hint) from error
 

@@ -232,7 +232,7 @@ class Segments:
         """List the segments: the length of each."""
         found = {}
         for listed in self._place.list(layout.SEGMENTS):
-            name = layout.parse_segment_name(listed.key.rpartition("/")[2])
+            name = layout.parse_segment_name(listed.name)
             if name is not None and listed.size_bytes is not None:
                 found[name] = listed.size_bytes
         return found

@@ -82,7 +82,7 @@ class Condemned:
         Raises:
             StoreError: They cannot be read.
         """
-        listed = [found.key.rpartition("/")[2] for found in self._place.list(layout.CONDEMNED)]
+        listed = [found.name for found in self._place.list(layout.CONDEMNED)]
         names = {name: layout.parse_session_name(name) for name in listed}
         copies = self._copies[layout.CONDEMNED]
         with contextlib.suppress(StoreError):
@@ -119,7 +119,7 @@ class Condemned:
         Raises:
             StoreError: The verdicts cannot be read.
         """
-        listed = [one.key.rpartition("/")[2] for one in self._place.list(layout.VERDICTS)]
+        listed = [one.name for one in self._place.list(layout.VERDICTS)]
         names = [name for name in listed if layout.parse_session_name(name) is not None]
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "verdicts") as pool:
             read = functools.partial(self._read, layout.VERDICTS, decode=decode_verdict)
