@@ -90,7 +90,7 @@ class Shared:
         return process
 
     def wait_for_lease(self, kind: str, count: int, process: "subprocess.Popen[str]") -> None:
-        """Wait until there are so many leases; a process that ended, or hangs, says why."""
+        """Wait until there are this many leases; a process that ended, or hangs, says why."""
         try:
             wait_until(
                 f"{count} leases of {kind}",
