@@ -196,7 +196,10 @@ class UnknownFormatError(StoreError):
 class StoreFullError(StoreError):
     """The store's file system is full; all committed snapshots are intact."""
 
-    default_hint = "Free space on the store's file system, then run the command again."
+    default_hint = (
+        "Free space on the store's file system, then run the command again. 'ciuic prune --trash 0'"
+        " frees the space of forgotten snapshots."
+    )
 
 
 class ReadOnlyError(StoreError):

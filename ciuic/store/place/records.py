@@ -159,8 +159,8 @@ def read_document(place: Place, key: str, bytes_max: int) -> bytes:
 def document_or_none(place: Place, key: str, bytes_max: int) -> bytes | None:
     """Return what a machine keeps of an object; None: it was removed since the listing.
 
-    Nothing is kept of one that is closed to this machine. That is damaged, so whoever needs it asks
-    the bucket again, and gets the reason, or what the object has when it is opened.
+    Nothing is kept of one that is closed to this machine. An empty copy counts as damaged, so each
+    reader asks the bucket again, and gets the reason or, once it is opened, the object.
     """
     try:
         return read_document(place, key, bytes_max)
