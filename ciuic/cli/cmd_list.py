@@ -144,7 +144,7 @@ def command(
 def _damaged(
     store: Store, snapshots: Sequence[SnapshotSummary]
 ) -> Mapping[SnapshotId, bool | None]:
-    """Return whether snapshots need a chunk that is known to be lost, as a scrub found.
+    """Return whether snapshots need a chunk that is known to be lost, or to have a damaged copy.
 
     So does a snapshot whose manifest a scrub found damaged, though a copy of it can be listed.
 
@@ -158,10 +158,10 @@ def _damaged(
         summary.id: True for summary in snapshots if layout.manifest_key(summary.id) in documents
     }
     lost = known_lost(store)
-    if not lost:
-        return manifests
-    if store.bucket is not None:
+    if store.bucket is not None and lost:
         return {**_without_requests(store, snapshots, lost), **manifests}
+    if not lost and (store.bucket is not None or not store.known_damage()):
+        return manifests
     # Imported here because few stores are damaged.
     from ciuic.view.damage import DamageSurvey
 

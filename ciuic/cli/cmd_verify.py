@@ -167,16 +167,14 @@ def _print_damage(report: VerifyReport, whose: Mapping[SnapshotId, str]) -> None
         click.echo(f"{printable(os.fsdecode(copy.path))}: {hinted(printable(copy.what))}")
 
 
-def _print_remedies(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> None:
-    # verify works beside a writer and records nothing itself.
-    later = "; run 'ciuic scrub' so that 'latest-valid' skips damaged snapshots" if checksum else ""
+def _print_remedies(report: VerifyReport, *, in_bucket: bool) -> None:
     remedy = (
         "'ciuic repair' shows what can be repaired, and 'ciuic repair --apply' repairs it"
         if _has_lost_content(report)
         else "nothing is lost: run 'ciuic repair --apply' before the damage grows"
     )
     if not in_bucket or not _has_lost_content(report):
-        print_pair("", hinted(f"{remedy}{later}"), 0, err=True)
+        print_pair("", hinted(remedy), 0, err=True)
     if _has_lost_content(report):
         advice = "'ciuic restore -s ID -p PATH --fallback' takes damaged paths from older snapshots"
         print_pair("", hinted(advice), 0, err=True)
@@ -186,7 +184,7 @@ def _print_remedies(report: VerifyReport, *, checksum: bool, in_bucket: bool) ->
 
 def _print_summary(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> None:
     if not report.ok:
-        _print_remedies(report, checksum=checksum, in_bucket=in_bucket)
+        _print_remedies(report, in_bucket=in_bucket)
     if not report.snapshots:
         advise(f"ciuic: nothing was verified: the store has no snapshot. {HOW_TO_TAKE}")
     read = f", {format_bytes(report.read_bytes)} read" if checksum else ", content not read"

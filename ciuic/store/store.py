@@ -7,7 +7,7 @@ Other modules have the parts of a store: ``snapshots`` (manifests, copies, trash
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -43,6 +43,7 @@ from ciuic.store.packs.reader import StoreReader
 from ciuic.store.place.keys import is_url
 from ciuic.store.place.packs import Bucket, Packs
 from ciuic.store.records import layout
+from ciuic.store.records.damage import KnownDamage
 from ciuic.store.records.manifest import Manifest, encode_manifest
 from ciuic.store.snapshots.manifests import Manifests
 from ciuic.store.snapshots.marks import Marks, recorded_marks
@@ -50,6 +51,9 @@ from ciuic.store.snapshots.trash import Trash
 from ciuic.system import nofollow
 
 __all__ = ["Store", "open_in_bucket", "open_store"]
+
+_LISTED_FOR_DAMAGE_MAX: Final = 10_000
+"""Packs of a bucket: ten requests."""
 
 
 @contextlib.contextmanager
@@ -273,6 +277,17 @@ class Store:
     def pack_lengths(self) -> list[int]:
         """Sizes in bytes of all packs whose status can be read."""
         return list(self.pack_files().values())
+
+    def known_damage(self) -> KnownDamage:
+        """Return the damage that records name, as the packs are now.
+
+        A bucket with many packs is not listed for this: then it is what the last listing had, or
+        nothing.
+        """
+        if self.bucket is not None and len(self.packs.listed()) <= _LISTED_FOR_DAMAGE_MAX:
+            with contextlib.suppress(StoreError):
+                self.packs.names()
+        return self.packs.damage()
 
     def unreachable_packs(self) -> dict[PackId, UnreachableError]:
         """Map the packs whose status the file system cannot give to the reason.

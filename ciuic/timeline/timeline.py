@@ -115,11 +115,12 @@ def make_timeline(
 def states_of(store: Store, snapshots: Sequence[SnapshotSummary]) -> dict[SnapshotId, str]:
     """Return one of ``STATES`` for each snapshot. No content is read.
 
-    A snapshot is damaged if it needs a chunk that the chunk index remembers as lost.
+    A snapshot is damaged if it needs a chunk that the chunk index remembers as lost, or one that a
+    record of damage names and that cannot be read.
     """
     lost = known_lost(store)
-    # Without lost chunks no tree needs to be read: a walk over 1,000 snapshots would take long.
-    survey = DamageSurvey(store, lost) if lost else None
+    # Without damage no tree needs to be read: a walk over 1,000 snapshots would take long.
+    survey = DamageSurvey(store, lost) if lost or store.known_damage() else None
     return {
         snapshot.id: _state(snapshot, is_sound=survey is None or survey.is_sound(snapshot.id))
         for snapshot in snapshots

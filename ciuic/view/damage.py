@@ -1,7 +1,8 @@
 """Which paths of a snapshot are damaged, as far as is known without reading file content.
 
 Trees and recipes are read and checked. File content is only looked up: each chunk must be in a pack
-that is long enough, and must not be known to be lost. What several snapshots share is walked once.
+that is long enough, and must not be known to be lost. A chunk that a record of damage names is
+read, as records also name sound bytes. What several snapshots share is walked once.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.model import NO_CONTENT, Entry
 from ciuic.store.index.places import ChunkPlace
 from ciuic.store.packs.broken_chains import chunks_without_base
+from ciuic.store.records.damage import KnownDamage
 from ciuic.store.records.kinds import DATA
 from ciuic.store.records.recipe_nodes import HOLE, Piece
 from ciuic.store.store import Store
@@ -68,6 +70,7 @@ class DamageSurvey:
         self._problems: dict[bytes, dict[bytes, list[_Problem]]] = {}
         self._recipes = Recipes(self._node, self._lost_pieces)
         self._pack_sizes: dict[PackId, int | None] = {}
+        self._records: KnownDamage | None = None
         self._failed_node = HOLE
         self._measured: dict[ChunkId, int] = {}
         self._check: Callable[[], None] = lambda: None
@@ -86,6 +89,8 @@ class DamageSurvey:
         self._lost_chunks = lost
         self._check = check
         self._pack_sizes = {}
+        self._records = None
+        self._measured = {}
         self._recipes = Recipes(self._node, self._lost_pieces)
 
     def is_sound(self, snapshot_id: SnapshotId) -> bool:
@@ -226,6 +231,9 @@ class DamageSurvey:
             for chunk_id in doubtful:
                 if chunk_id in places and not self._fits(places[chunk_id]):
                     del places[chunk_id]
+        for chunk_id in [one for one, place in places.items() if self._is_noted(place)]:
+            if self._measure(chunk_id) < 0:
+                del places[chunk_id]
         without_base = chunks_without_base(reader, places, self._is_sound)
         lost: dict[ChunkId, ChunkId] = {}
         for piece in wanted:
@@ -251,7 +259,15 @@ class DamageSurvey:
         return self._measured[chunk_id]
 
     def _is_sound(self, chunk_id: ChunkId, place: ChunkPlace) -> bool:
-        return chunk_id not in self._lost_chunks and self._fits(place)
+        if chunk_id in self._lost_chunks or not self._fits(place):
+            return False
+        return not self._is_noted(place) or self._measure(chunk_id) >= 0
+
+    def _is_noted(self, place: ChunkPlace) -> bool:
+        """Return whether a record of damage names some of a place."""
+        if self._records is None:
+            self._records = self._store.known_damage()
+        return self._records.touches(place.pack_id, place.offset_bytes, place.frame_bytes)
 
     def _fits(self, place: ChunkPlace) -> bool:
         """Return whether a frame holds file content, and its pack is long enough to contain it."""

@@ -396,7 +396,7 @@ def test_a_deleted_pack_is_exit_code_4_and_the_paths_are_named(taken):
 
 
 def test_latest_valid_knows_what_verify_found(taken):
-    newest, middle, _ = taken.ids()
+    newest, *_ = taken.ids()
     shutil.rmtree(taken.store / "parity")
     (taken.store / "parity").mkdir(0o700)
     shown = taken.run_here("show", newest, "--chunks", "--json").document
@@ -413,9 +413,6 @@ def test_latest_valid_knows_what_verify_found(taken):
 
     done = taken.run_here("verify", newest, "--checksum")
     assert done.code == 4
-    assert f"run 'ciuic --config {taken.config} scrub' so that 'latest-valid' skips" in done.err
-    assert "scrub" not in taken.run_here("verify", middle).err
-    assert taken.run_here("scrub").code == 4
     valid = taken.run_here("show", "latest-valid", "--json").document["id"]
     assert valid != newest
     assert taken.run_here("verify", valid, "--checksum").code == 0

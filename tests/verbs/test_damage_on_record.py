@@ -69,6 +69,45 @@ def test_the_next_snapshot_stores_it_again(
     assert damaged.take().new_bytes == 0
 
 
+def states(box: Box, name: str) -> list[str]:
+    """Return the states of a path, newest first, as ``ciuic list --path`` tells them."""
+    found = box.ciuic("list", "--path", str(box.source / name), "--json").document
+    return [one["path"]["state"] for one in found]
+
+
+@pytest.mark.parametrize("finder", ["verify", "restore", "scrub", "drill"])
+def test_every_command_knows_what_another_one_has_found(
+    damaged: Box, tmp_path: Path, finder: str
+) -> None:
+    (damaged.source / "model").unlink()
+    newer = damaged.take().id
+    older = [one.id for one in damaged.snapshots()][-1]
+    restore = ("restore", "-s", older, "-p", damaged.source)
+    assert states(damaged, "model") == ["whole"], "nothing has read it yet"
+    if finder == "verify":
+        assert not damaged.verify().ok
+    elif finder == "restore":
+        assert damaged.ciuic(*restore, "-d", tmp_path / "out").code == 4
+    elif finder == "scrub":
+        assert damaged.ciuic("scrub").code == 4
+    else:
+        assert damaged.ciuic("drill", "--snapshot", older).code == 4
+
+    assert states(damaged, "model") == ["damaged"]
+    assert states(damaged, "other") == ["whole", "whole"]
+    listed = damaged.ciuic("list", "--json").document
+    assert {one["id"]: one["damaged"] for one in listed} == {newer: False, older: True}
+
+
+def test_a_record_of_sound_bytes_makes_nothing_damaged(box: Box) -> None:
+    (box.source / "model").write_bytes(os.urandom(300 * KIB))
+    box.take()
+    call_damaged(box, *(PackId(bytes.fromhex(one.name)) for one in packs(box.store)))
+    assert records(box)
+
+    assert states(box, "model") == ["whole"]
+
+
 def test_a_difference_is_stored_again_as_a_whole(box: Box) -> None:
     """As another difference, it would not become the place of the chunk in the chunk index."""
     saves = list(itertools.islice(training(size=400 * KIB), 3))

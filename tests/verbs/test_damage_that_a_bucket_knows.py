@@ -7,16 +7,20 @@ import sqlite3
 
 import pytest
 
+from ciuic.catalog import find_snapshot, list_snapshots
 from ciuic.ids import SESSION_BYTES, SessionId
 from ciuic.maintain.prune.bucket.prune import finish_condemned
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
+from ciuic.report.versions import versions
 from ciuic.store.adding import adding
 from ciuic.store.addressed import open_at_address
 from ciuic.store.gc.usage import is_sound
 from ciuic.store.index_keeper import IndexKeeper
 from ciuic.store.records import layout
 from ciuic.store.records.kinds import DATA
+from ciuic.system.hashing import data_id
+from ciuic.timeline.timeline import states_of
 from tests.kit.buckets import FolderMachine, machine_with
 from tests.kit.damage import flip_byte
 
@@ -135,3 +139,31 @@ def test_a_scrub_waits_for_no_server_while_others_that_add_wait_for_it(machine, 
     assert listed[-1] == first.pack_id
     with machine.opened_at(machine.place()) as store:
         assert store.index.places([chunk])[chunk].pack_id == first.pack_id
+
+
+def test_what_a_verification_finds_every_machine_shows(machine):
+    """In ``list --path``, and before any scrub."""
+    source = machine.cache.parent / "source"
+    content = (source / "a").read_bytes()
+    other = FolderMachine(machine.cache.parent / "bucket", machine.cache.parent / "other")
+    first = next(iter(machine.ids()))
+    (source / "a").unlink()
+    second = machine.take_at(machine.place(), source).id
+
+    def states(reader, name):
+        with reader.opened() as store:
+            found = versions(store, list_snapshots(store), os.fsencode(source / name))
+            return [one.state for one in found], find_snapshot(store, "latest-valid").id
+
+    with machine.opened() as store:
+        [place] = store.reader.places([data_id(content)]).values()
+    damage(machine, place)
+    assert states(other, "a") == (["whole"], second)
+
+    assert not machine.verify().ok
+
+    for reader in (machine, other):
+        assert states(reader, "a") == (["damaged"], second)
+        assert states(reader, "b") == (["whole", "whole"], second)
+        with reader.opened() as store:
+            assert states_of(store, list_snapshots(store)) == {first: "damaged", second: "whole"}
