@@ -81,10 +81,10 @@ def command(
     NEW is the number of bytes that the store did not have before. STORED is the number of bytes
     added to the store. TROUBLE is the number of paths with a warning. FLUX is the number of files
     that a program was writing. HOST, ORIGIN, SCHEDULE and ROOTS are shown if the snapshots differ
-    in them. STATE is shown if a scrub has found damage to listed snapshots, and says which these
-    are. It shows "?" for those that could not be checked within two seconds, or at all, because
-    their directories are in a bucket. A narrow terminal gets fewer columns; a pipe and --json get
-    all.
+    in them. STATE is shown if listed snapshots are known to be damaged, and says which these are.
+    It shows "?" for those that could not be checked within two seconds, or at all, because their
+    directories are in a bucket; if that is so for all, a message says it. A narrow terminal gets
+    fewer columns; a pipe and --json get all.
 
     With --path, SIZE is the size of the file P, and empty for a directory: snapshots don't record
     its size. STATE is whole, in flux, unreadable, left out or damaged, as far as ciuic knows

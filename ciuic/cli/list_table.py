@@ -95,7 +95,7 @@ def needless_columns(
         "ORIGIN": len(origins),
         "SCHEDULE": len(schedules),
         "ROOTS": len(roots),
-        "STATE": 2 if any(state is not False for state in damaged.values()) else 0,
+        "STATE": 2 if any(damaged.values()) else 0,
         "NOTE": 2 if any(summary.note for summary in snapshots) else 0,
     }
     return {name for name, count in counts.items() if count <= 1}
