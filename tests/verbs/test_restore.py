@@ -34,6 +34,7 @@ from ciuic.store.records.manifest import Manifest
 from ciuic.store.records.tree_nodes import TreeBuilder
 from ciuic.store.store import open_store
 from tests.kit.box import Box, settle
+from tests.kit.daemon import wait_until
 from tests.kit.damage import flip_byte, flip_content, pack_of, packs
 from tests.kit.filesystems import disk, tmpfs
 from tests.kit.program import CIUIC, Outcome, as_nobody, ciuic, environment
@@ -1192,6 +1193,27 @@ def test_a_restore_leaves_the_temporary_files_of_one_that_still_runs_alone(
     taken.restore(to=out, overwrite=True)
     assert running.exists()
     assert not gone.exists()
+
+
+def test_a_killed_restore_that_its_parent_does_not_wait_for_leaves_nothing(
+    taken: Box, tmp_path: Path
+) -> None:
+    """As in a container whose first process waits for no child."""
+    out = tmp_path / "out"
+    taken.restore(to=out)
+    with subprocess.Popen(["sleep", "600"]) as zombie:
+        status = Path(f"/proc/{zombie.pid}/stat")
+        start = status.read_bytes().rpartition(b")")[2].split()[19].decode()
+        half = out / "source" / f".ciuic-restore-{zombie.pid}-{start}-{'0' * 16}"
+        half.write_bytes(b"half")
+        try:
+            taken.restore(to=out, overwrite=True)
+            assert half.exists()
+        finally:
+            zombie.kill()
+        wait_until("it is a zombie", lambda: status.read_bytes().rpartition(b")")[2][1:2] == b"Z")
+        taken.restore(to=out, overwrite=True)
+        assert not half.exists()
 
 
 # Damage

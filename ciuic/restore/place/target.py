@@ -110,7 +110,9 @@ def _started(pid: int) -> int:
     """When a process started, in clock ticks since boot (proc(5), "stat"); 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+            fields = file.read().rpartition(b")")[2].split()
+        # A zombie has ended: in a container, it may be that no process ever waits for it.
+        return 0 if fields[0] in {b"Z", b"X"} else int(fields[19])
     except (OSError, IndexError, ValueError):
         return 0
 
