@@ -269,3 +269,10 @@ def test_an_object_that_cannot_be_read_may_be_of_another_account():
     answer = GenericError("status code: 403: <Code>AccessDenied</Code>")
     assert "keys of one account" in sorted_error(answer, "read", "s3://bucket/a/key").hint
     assert "keys of one account" not in sorted_error(answer, "write", "s3://bucket/a/key").hint
+
+
+def test_a_refusal_without_a_reason_names_what_else_may_be_wrong():
+    """The answer to HEAD has no body."""
+    answer = GenericError("status code: 403: ")
+    assert "clock of this machine" in sorted_error(answer, "look at", "s3://bucket/a/key").hint
+    assert "clock of this machine" not in sorted_error(answer, "read", "s3://bucket/a/key").hint

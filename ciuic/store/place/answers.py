@@ -65,6 +65,10 @@ _NO_REASON: Final = (
     "The server does not say why. If the credentials are temporary, get new ones; else check the"
     " region and the store's address."
 )
+_NO_WORD: Final = (
+    f"{AccessDeniedError.default_hint} The server does not say why: the clock of this machine may be"
+    " wrong, or the credentials may have expired."
+)
 _OTHER_ACCOUNT: Final = (
     f"{AccessDeniedError.default_hint} If another account has written the object, it may be closed"
     " to this one: use keys of one account on all machines."
@@ -151,6 +155,8 @@ def _hint(status: int, code: str, doing: str, key_source: str) -> str:
     """Return what to do about a refusal."""
     if (status, doing) == _BARE:
         return _NO_REASON
+    if doing == _BARE[1] and not code:
+        return _NO_WORD
     if doing == "read" and code == "AccessDenied":
         return _OTHER_ACCOUNT
     hint = _HINTS.get(code, AccessDeniedError.default_hint)
