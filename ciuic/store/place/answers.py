@@ -66,8 +66,8 @@ _NO_REASON: Final = (
     " region and the store's address."
 )
 _NO_WORD: Final = (
-    f"{AccessDeniedError.default_hint} The server does not say why: the clock of this machine may be"
-    " wrong, or the credentials may have expired."
+    f"{AccessDeniedError.default_hint} The server does not say why: the clock of this machine may"
+    " be wrong, or the credentials may have expired."
 )
 _OTHER_ACCOUNT: Final = (
     f"{AccessDeniedError.default_hint} If another account has written the object, it may be closed"
