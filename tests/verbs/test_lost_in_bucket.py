@@ -19,12 +19,14 @@ from ciuic.maintain.repair.manifests import put_back_manifests
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.addressed import open_at_address
+from ciuic.store.records.kinds import DATA
 from ciuic.store.records.layout import pack_name
 from ciuic.system.hashing import data_id
 from ciuic.view.content import read_file
 from ciuic.view.locator import locate
 from tests.kit.buckets import FolderMachine, write
 from tests.kit.damage import flip_byte
+from tests.kit.spelled_pack import Spelled
 
 pytestmark = pytest.mark.root
 
@@ -290,6 +292,57 @@ def test_what_a_lost_manifest_needs_is_stored_again_from_a_live_file(bucket, tmp
     assert len(plan.origins) == 1
     assert not plan.is_hopeless
     newcomer(bucket, "later").check(listed=[first, second, third])
+
+
+@pytest.mark.parametrize("who", ["one", "other"])
+def test_what_is_stored_again_before_a_manifest_is_put_back_is_not_lost(bucket, tmp_path, who):
+    machine = newcomer(bucket, "one")
+    live = tmp_path / "source/c"
+    content, name = live.read_bytes(), in_order(machine)[2]
+    live.unlink()
+    machine.take_at(machine.place(), tmp_path / "source")
+    flip_byte(*place_of(machine, content))
+    machine.verify()
+    (bucket / f"snapshots/{name}.json").unlink()
+    with machine.opened_at(machine.place(), removes=True) as store:
+        plan = plan_in_bucket(store)
+        apply_in_bucket(store, plan)
+    live.write_bytes(content)
+    again = newcomer(bucket, who)
+    again.take_at(again.place(), tmp_path / "source")
+    live.unlink()
+
+    with machine.opened_at(machine.place()) as store:
+        plan = put_back_manifests(store, plan)
+
+    assert not plan.is_hopeless
+    assert not plan.lost
+    assert not lost_chunks(machine)
+    machine.check(listed=in_order(machine))
+
+
+def test_what_is_damaged_in_a_pack_of_a_newer_ciuic_is_lost(bucket, tmp_path):
+    """A repair leaves the pack, so the chunk index still names it."""
+    machine = newcomer(bucket, "one")
+    name = in_order(machine)[2]
+    live = tmp_path / "source/c"
+    pack, _ = place_of(machine, live.read_bytes())
+    newer = Spelled()
+    newer.add(DATA, b"n" * 100, odd={"kind": 9})
+    newer.add_pack(pack)
+    newer.write(bucket)
+    pack.unlink()
+    machine = newcomer(bucket, "two")
+    machine.verify()
+    flip_byte(*place_of(machine, live.read_bytes()))
+    live.unlink()
+    (bucket / f"snapshots/{name}.json").unlink()
+
+    plan = repair(machine)
+
+    assert [bad.stays for bad in plan.packs] == [True]
+    assert [one.id for one in plan.remaining] == [name]
+    assert lost_chunks(machine)
 
 
 def spoil(path, damage):

@@ -74,8 +74,12 @@ def put_back_manifests(
             bucket.put_back(snapshot_id, data)
             back.add(snapshot_id)
     index = store.index
-    unreadable = {chunk_id for pack in (*plan.packs, *plan.condemned) for chunk_id in pack.lost}
-    unreadable -= index.usable(list(plan.origins))  # the repair has stored them again
+    packs = {pack.pack_id: pack for pack in (*plan.packs, *plan.condemned)}
+    unreadable = {chunk_id for pack in packs.values() for chunk_id in pack.lost}
+    # The repair has stored some again, and so may snapshots since. If a pack stays where it is, the
+    # index may still name it.
+    places = index.places(list(index.usable(list(unreadable))))
+    unreadable -= {chunk_id for chunk_id, place in places.items() if place.pack_id not in packs}
     search = LostChunkSearch(store, unreadable, cancelled)
     remaining = search.run(None)
     store_again(store, {}, search.origins.values(), parity=0.0)
