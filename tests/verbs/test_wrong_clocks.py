@@ -5,6 +5,7 @@ import pytest
 from ciuic.catalog import find_snapshot, latest_snapshot
 from ciuic.errors import UsageError
 from ciuic.maintain.forget import ForgetPlan, apply_forget, plan_forget, plan_forget_by_id
+from ciuic.maintain.scrub.pack_health import health
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.retention import parse_policy
 from ciuic.store.store import open_store
@@ -122,6 +123,23 @@ def test_packs_that_were_read_after_a_clock_error_are_not_read_again(life: Life)
         life.clock.advance(HOUR_S)
         report = life.box.take(clock=life.clock)
         assert (report.parent, report.read_bytes) == (ahead, 0)
+
+
+def test_damage_is_known_though_the_pack_was_read_last_before_the_clock_was_set_back(
+    life: Life,
+) -> None:
+    life.take(b"spoiled" * 5000)
+    scrub(str(life.box.store), clock=life.clock)
+    life.clock.set_back(30)
+    flip_content(life.box.store, b"spoiled" * 5000)
+
+    # The store is busy for a minute before the scrub can record what it has found.
+    report = scrub(str(life.box.store), clock=life.clock, found=lambda _: life.clock.advance(60))
+
+    assert len(report.damaged) == 1
+    with open_store(str(life.box.store)) as store:
+        assert len(health(store).damaged) == 1
+    assert "damaged" in life.box.ciuic("list").out
 
 
 def test_latest_by_a_clock_that_is_behind(life: Life) -> None:

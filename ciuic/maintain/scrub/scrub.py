@@ -337,7 +337,8 @@ class _Scrub:
                 documents = self._still_damaged(store)
                 since = store.index.checks()
                 for check, checked_ns in self._waiting:
-                    if not self._is_older(checked_ns, since.get(check.pack_id, _NEVER)):
+                    recorded = since.get(check.pack_id, _NEVER)
+                    if not self._is_older(check.pack_id, checked_ns, recorded):
                         self._put(store, check, checked_ns, listed)
                 if documents is not None:
                     store.index.put_damaged_documents(*documents)
@@ -401,8 +402,10 @@ class _Scrub:
             damaged = {os.fsdecode(bad.path) for bad in again}
         return {path: what for path, what in found.items() if path in damaged}, found_ns
 
-    def _is_older(self, checked_ns: int, recorded: CheckRecord) -> bool:
+    def _is_older(self, pack_id: PackId, checked_ns: int, recorded: CheckRecord) -> bool:
         """Return whether a pack was read, or repaired, by another process after this one did."""
+        if recorded == self._checks.get(pack_id):
+            return False  # it is from before this scrub, whatever the clock said then
         # A time in the future was recorded before the clock was set back.
         return checked_ns < recorded.checked_ns <= self._clock.now_ns()
 
