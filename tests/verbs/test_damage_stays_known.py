@@ -10,6 +10,8 @@ from ciuic.catalog.lost import known_lost
 from ciuic.copy.lost_packs import note_damaged_there
 from ciuic.copy.report import CopyReport
 from ciuic.ids import ChunkId
+from ciuic.maintain.scrub.checks import suspects
+from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.store import open_store
 from tests.kit.box import Box
 from tests.kit.damage import flip_content, flip_node, pack_of
@@ -184,3 +186,57 @@ def test_a_node_that_a_snapshot_could_not_read_for_a_while_is_not_lost(box: Box)
 
     assert not lost(box)
     assert not is_marked(box)
+
+
+def suspected(box: Box) -> int:
+    with open_store(str(box.store)) as store:
+        return len(suspects(store))
+
+
+@pytest.mark.parametrize("is_rotten", [True, False])
+def test_a_scrub_clears_no_pack_in_which_a_snapshot_has_found_damage_since(
+    box: Box, is_rotten: bool
+) -> None:
+    (box.source / "file").write_bytes(b"content")
+    box.take()
+    tree = ChunkId(box.entries()[os.fsencode(box.source)].content)
+
+    def find(done: int, whole: int) -> None:
+        if done < whole:
+            return
+        (box.source / "more").write_bytes(b"content")
+        flip_node(box.store, tree)
+        box.take()
+        if not is_rotten:
+            flip_node(box.store, tree)
+
+    assert not scrub(str(box.store), clock=box.clock, progress=find).damaged
+
+    assert suspected(box) == lost(box) == 1
+    assert box.ciuic("scrub").code == (4 if is_rotten else 0)
+    assert not suspected(box)
+    assert bool(lost(box)) == is_rotten
+
+
+def test_a_scrub_clears_a_pack_that_was_suspected_before_it_read_the_pack(box: Box) -> None:
+    for _ in range(3):
+        (box.source / "model").write_bytes(os.urandom(300 * KIB))
+        box.take()
+    with open_store(str(box.store)) as store:
+        *others, last = sorted(store.pack_files())
+    assert len(others) >= 2
+    done = []
+
+    def find(*_: int) -> None:
+        if not done:
+            with open_store(str(box.store), write=True, only_adds=True) as store:
+                store.index.drop_damaged(list(store.index.chunks_in(last)))
+            assert lost(box)
+            box.clock.advance(60)  # after the next pack, the scrub records its results
+        done.append(True)
+
+    assert scrub(str(box.store), clock=box.clock, progress=find).ok
+
+    assert not suspected(box)
+    assert not lost(box)
+    assert box.ciuic("verify", "--all", "--checksum").code == 0

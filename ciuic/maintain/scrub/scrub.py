@@ -335,10 +335,11 @@ class _Scrub:
                 # be slow.
                 listed = self._list_packs(store)
                 documents = self._still_damaged(store)
-                since = store.index.checks()
+                since, suspected = store.index.checks(), store.index.suspects()
                 for check, checked_ns in self._waiting:
                     recorded = since.get(check.pack_id, _NEVER)
-                    if not self._is_older(check.pack_id, checked_ns, recorded):
+                    is_older = self._is_older(check.pack_id, checked_ns, recorded)
+                    if not (is_older or self._is_in_doubt(check, suspected)):
                         self._put(store, check, checked_ns, listed)
                 if documents is not None:
                     store.index.put_damaged_documents(*documents)
@@ -347,6 +348,7 @@ class _Scrub:
             self._report.not_remembered = error.message
         else:
             self._report.not_remembered = ""
+            self._suspects = suspected  # before the other packs are read
             self._waiting = []
             self._documents = None
 
@@ -408,6 +410,13 @@ class _Scrub:
             return False  # it is from before this scrub, whatever the clock said then
         # A time in the future was recorded before the clock was set back.
         return checked_ns < recorded.checked_ns <= self._clock.now_ns()
+
+    def _is_in_doubt(self, check: PackCheck, suspected: set[PackId]) -> bool:
+        """A snapshot has found damage in a pack that is sound here, perhaps after it was read here.
+
+        The pack stays suspected, so the next scrub reads it again.
+        """
+        return not check.what and check.pack_id in suspected - self._suspects
 
     def _list_packs(self, store: Store) -> PackLists:
         """List the packs that ``_put`` makes the places of chunks."""
