@@ -2,12 +2,15 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
 
 from ciuic.errors import CorruptionError, SnapshotNotFoundError, StoreError
 from ciuic.ids import SnapshotId
 from ciuic.store.store import Store
 
-__all__ = ["naming_removal", "refuse_removed", "removed_among"]
+__all__ = ["REMOVED", "naming_removal", "refuse_removed", "removed_among", "was_removed"]
+
+REMOVED: Final = "was forgotten, and a prune removed it while it was read"
 
 
 def removed_among(store: Store, snapshot_ids: Collection[SnapshotId]) -> set[SnapshotId]:
@@ -22,6 +25,14 @@ def removed_among(store: Store, snapshot_ids: Collection[SnapshotId]) -> set[Sna
     return set()
 
 
+def was_removed(store: Store, snapshot_id: SnapshotId) -> bool:
+    """Return whether ``removed_among`` returns this snapshot, at the cost of one request."""
+    with suppress(StoreError):
+        is_there = store.manifests.is_there(snapshot_id)
+        return not is_there and snapshot_id in store.trash.used_ids()
+    return False
+
+
 def refuse_removed(store: Store, *snapshot_ids: SnapshotId) -> None:
     """Refuse snapshots that were removed while they were read.
 
@@ -32,14 +43,8 @@ def refuse_removed(store: Store, *snapshot_ids: SnapshotId) -> None:
         SnapshotNotFoundError: One of them was. What it alone needed is gone.
     """
     for snapshot_id in snapshot_ids:
-        is_removed = False
-        with suppress(StoreError):
-            is_there = store.manifests.is_there(snapshot_id)
-            is_removed = not is_there and snapshot_id in store.trash.used_ids()
-        if is_removed:
-            raise SnapshotNotFoundError(
-                f"{snapshot_id} was forgotten, and a prune removed it while it was read"
-            )
+        if was_removed(store, snapshot_id):
+            raise SnapshotNotFoundError(f"{snapshot_id} {REMOVED}")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from ciuic.catalog import HOW_TO_TAKE, LATEST, list_snapshots, passed_over
+from ciuic.catalog.removed import REMOVED
 from ciuic.cli.candidates import SNAPSHOT
 from ciuic.cli.copies import print_bucket_advice, print_holders
 from ciuic.cli.error_output import advise, hinted
@@ -16,7 +17,7 @@ from ciuic.cli.progress import Reporter, progress
 from ciuic.cli.render import brief, print_json, printable
 from ciuic.cli.session import Session
 from ciuic.cli.table import print_pair
-from ciuic.errors import DAMAGE, UsageError
+from ciuic.errors import DAMAGE, DONE, FAILED, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
@@ -67,11 +68,10 @@ def command(
         # Imported here: most verifications read no reflink copies.
         from ciuic.cli.reflink_checks import verify_hot
 
-        is_ok = verify_hot(session, ids, host, every=every, as_json=as_json)
+        code = DONE if verify_hot(session, ids, host, every=every, as_json=as_json) else DAMAGE
     else:
-        is_ok = _verify(session, ids, host, every=every, checksum=checksum, as_json=as_json)
-    if not is_ok:
-        sys.exit(DAMAGE)
+        code = _verify(session, ids, host, every=every, checksum=checksum, as_json=as_json)
+    sys.exit(code)
 
 
 def _verify(
@@ -82,8 +82,8 @@ def _verify(
     every: bool,
     checksum: bool,
     as_json: bool,
-) -> bool:
-    """Verify what the store holds, print the report, and return whether all is sound."""
+) -> int:
+    """Verify what the store holds, print the report, and return the exit code."""
     with opened(session) as store, progress("verify") as shown:
         if every:
             report = verify_all(
@@ -110,7 +110,9 @@ def _verify(
         print_holders(
             session, store.path, [snapshot.id for snapshot in report.snapshots if snapshot.damaged]
         )
-    return report.ok
+    if not report.ok:
+        return DAMAGE
+    return FAILED if report.removed and not every else DONE
 
 
 def _verify_named(
@@ -161,6 +163,8 @@ def _print_damage(report: VerifyReport, whose: Mapping[SnapshotId, str]) -> None
             older = snapshot.intact_in.get(bad.path)
             instead = f"; intact in {older}" if older not in {None, snapshot.id} else ""
             click.echo(f"  {printable(os.fsdecode(bad.path))}: {printable(bad.what)}{instead}")
+    for snapshot_id in report.removed:
+        click.echo(f"{snapshot_id}: it {REMOVED}")
     for bad in report.unreachable:
         click.echo(f"{printable(os.fsdecode(bad.path))}: DAMAGED: {printable(bad.what)}")
     for copy in report.copies:
@@ -185,7 +189,7 @@ def _print_remedies(report: VerifyReport, *, in_bucket: bool) -> None:
 def _print_summary(report: VerifyReport, *, checksum: bool, in_bucket: bool) -> None:
     if not report.ok:
         _print_remedies(report, in_bucket=in_bucket)
-    if not report.snapshots:
+    if not (report.snapshots or report.removed):
         advise(f"ciuic: nothing was verified: the store has no snapshot. {HOW_TO_TAKE}")
     read = f", {format_bytes(report.read_bytes)} read" if checksum else ", content not read"
     click.echo(

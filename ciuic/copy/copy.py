@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ciuic.catalog import remember
+from ciuic.catalog.removed import REMOVED, was_removed
 from ciuic.copy.choose import announce_copies, choose_snapshots
 from ciuic.copy.labels import NOTHING_SENT, label, label_present
 from ciuic.copy.limit import BandwidthLimit
@@ -310,8 +311,8 @@ class _Run:
                 if root.tree:
                     self._trees.send(root.tree)
         except (CorruptionError, SnapshotNotFoundError, UnknownFormatError) as error:
-            if not self._source.manifests.has(summary.id):
-                what, is_damage = "it was forgotten meanwhile", False
+            if was_removed(self._source, summary.id):
+                what, is_damage = f"it {REMOVED}", False
             else:
                 what, is_damage = error.message, isinstance(error, CorruptionError)
             self._report.refuse({summary.id: what}, is_damage=is_damage)

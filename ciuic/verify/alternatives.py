@@ -42,6 +42,7 @@ def with_alternatives(store: Store, report: VerifyReport) -> VerifyReport:
         report.bad,
         report.unreachable,
         report.copies,
+        report.removed,
     )
 
 

@@ -45,7 +45,11 @@ def damaged_copies(
             why = task_fault(store.reader, task)
             if why:
                 found[key] = why
-    return tuple([_warning(store, key, why) for key, why in sorted(found.items())])
+    # A prune may have removed a pack since it was read: what is needed of it is in others.
+    there = store.pack_files().keys() | store.unreachable_packs().keys() if found else set()
+    return tuple(
+        [_warning(store, key, why) for key, why in sorted(found.items()) if key[0] in there]
+    )
 
 
 def tasks_of_copies(store: Store, chunk_ids: Set[ChunkId]) -> Iterator[Task]:

@@ -51,6 +51,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
         unreachable: Packs that the file system cannot read, even if no snapshot needs them.
         copies: Frames that cannot be used, although every chunk in them can be read from elsewhere.
             They damage no snapshot.
+        removed: Snapshots that a prune removed for good meanwhile: there is nothing to verify.
     """
 
     snapshots: tuple[VerifySnapshot, ...]
@@ -60,6 +61,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     bad: frozenset[ChunkId] = frozenset()
     unreachable: tuple[PathWarning, ...] = ()
     copies: tuple[PathWarning, ...] = ()
+    removed: tuple[SnapshotId, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -76,4 +78,5 @@ class VerifyReport(msgspec.Struct, frozen=True):
             "snapshots": [snapshot.as_json() for snapshot in self.snapshots],
             "unreachable": [pack.as_json() for pack in self.unreachable],
             "damaged_copies": [copy.as_json() for copy in self.copies],
+            "removed": list(self.removed),
         }

@@ -65,9 +65,7 @@ class SnapshotSurvey:
         except (CorruptionError, UnknownFormatError) as error:
             return [PathWarning(path, error.message)]
         except SnapshotNotFoundError:
-            # A prune may have removed it for good since it was listed.
-            is_retired = snapshot.id in self._store.trash.retired.ids()
-            return [] if is_retired else [PathWarning(path, "it is gone")]
+            return [PathWarning(path, "it is gone")]
         found: list[PathWarning] = []
         for root in manifest.roots:
             found.extend(self._root_damage(root))

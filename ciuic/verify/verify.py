@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from ciuic.catalog import damaged_manifests, list_snapshots
+from ciuic.catalog.removed import removed_among
 from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import PathWarning, SnapshotSummary
 from ciuic.store.store import Store
@@ -54,6 +55,7 @@ def verify_all(
             ]
         ),
         report.copies,
+        report.removed,
     )
 
 
@@ -119,7 +121,12 @@ def _verify(
         found = _read_chunks(store, chosen, progress, every=every)
     else:
         found = _look_up_chunks(store, chosen)
-    results = [VerifySnapshot(snapshot.id, tuple(found.damage[snapshot.id])) for snapshot in chosen]
+    removed = removed_among(store, [one.id for one in chosen if found.damage[one.id]])
+    results = [
+        VerifySnapshot(snapshot.id, tuple(found.damage[snapshot.id]))
+        for snapshot in chosen
+        if snapshot.id not in removed
+    ]
     for snapshot_id, what in sorted(broken.items()):
         place = os.fsencode(f"snapshots/{snapshot_id}.json")
         results.append(VerifySnapshot(snapshot_id, (PathWarning(place, what),)))
@@ -131,6 +138,7 @@ def _verify(
         total_s,
         frozenset(found.bad),
         copies=found.copies,
+        removed=tuple(sorted(removed)),
     )
 
 

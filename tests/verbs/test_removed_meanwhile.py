@@ -4,18 +4,27 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from ciuic.catalog import list_snapshots
 from ciuic.catalog.removed import naming_removal, refuse_removed
+from ciuic.copy.copy import CopyRequest, copy_snapshots
+from ciuic.copy.report import CopyReport
 from ciuic.errors import CorruptionError, OfflineError
+from ciuic.ids import SnapshotId
 from ciuic.maintain.repair import plan
+from ciuic.maintain.repair.bucket import plan_in_bucket
 from ciuic.report.versions import versions
+from ciuic.store.directory.create import create_store
 from ciuic.store.health.inspect import inspect_pack
 from ciuic.store.place.bucket import StoreInBucket
-from ciuic.store.store import open_store
+from ciuic.store.records.manifest import Manifest
+from ciuic.store.store import Store, open_store
+from ciuic.system.clock import SystemClock
+from ciuic.verify.verify import verify_snapshots
 from tests.kit.box import Box
 from tests.kit.buckets import FolderMachine, write
 from tests.kit.damage import pack_of
@@ -29,14 +38,15 @@ config, left, removed = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 sys.argv = ["ciuic", "--config", config, *sys.argv[4:]]
 read = Store.manifest
 
-def manifest(store, snapshot_id):
+def manifest(store, snapshot_id, **more):
     global left
-    found = read(store, snapshot_id)
+    found = read(store, snapshot_id, **more)
     left -= 1
     if not left:
         command = [sys.executable, "-c", "from ciuic.cli import main; main()", "--config", config]
         command += ["forget", removed, "--prune", "--trash", "0"]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        nowhere = subprocess.DEVNULL
+        subprocess.run(command, check=True, stdout=nowhere, stderr=nowhere)
     return found
 
 Store.manifest = manifest
@@ -55,6 +65,44 @@ def box(tmp_path: Path) -> Box:
         (box.source / "inner" / name).write_text(name)
         box.take()
     return box
+
+
+@dataclass
+class Sharing:
+    """Two machines that share a bucket with two snapshots, which have one file in common.
+
+    Attributes:
+        here: The machine that has taken them, and that has them in its cache.
+        there: The other one.
+        old: The first snapshot.
+        new: The second one.
+        copy: A place for a copy.
+    """
+
+    here: FolderMachine
+    there: FolderMachine
+    old: SnapshotId
+    new: SnapshotId
+    copy: Path
+
+    def prune_old(self) -> None:
+        """Forget the first snapshot on the other machine, and remove it for good."""
+        self.there.forget(self.old)
+        self.there.prune()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Sharing:
+    here, there = [FolderMachine(tmp_path / "bucket", tmp_path / name) for name in ("a", "b")]
+    here.init()
+    taken = []
+    write(tmp_path / "source", ["both", "old"])
+    taken.append(here.take_at(here.place(), tmp_path / "source").id)
+    (tmp_path / "source" / "old").rename(tmp_path / "old")
+    write(tmp_path / "source", ["new"])
+    taken.append(here.take_at(here.place(), tmp_path / "source").id)
+    there.clock.advance(3600)
+    return Sharing(here, there, *taken, tmp_path / "copy")
 
 
 def beside_prune(
@@ -91,6 +139,68 @@ def test_a_snapshot_that_is_pruned_while_it_is_read_is_not_damaged(
     assert done.returncode == 1
     assert "repair" not in done.stderr
     assert box.ciuic("verify", "--all", "--checksum").code == 0
+
+
+@pytest.mark.parametrize("options", [["--checksum"], [], ["--all", "--checksum"]])
+def test_verify_names_a_snapshot_that_is_pruned_meanwhile_and_no_damage(
+    box: Box, options: list[str]
+) -> None:
+    new, old = snapshots(box)
+    ids = [] if "--all" in options else [new, old]
+
+    done = beside_prune(box, old, 2, "verify", *ids, *options)
+
+    removed = f"{old}: it was forgotten, and a prune removed it while it was read"
+    assert done.stdout.splitlines() == [f"{new}: ok", removed]
+    assert done.returncode == (1 if ids else 0)
+
+
+def test_a_copy_leaves_out_a_snapshot_that_is_pruned_meanwhile(two: Sharing) -> None:
+    with two.here.opened() as store:
+        two.prune_old()
+        chunking = store.header.chunking
+        create_store(str(two.copy), SystemClock(), chunk_bytes=chunking.size_bytes)
+        report = CopyReport(copy=str(two.copy), dry_run=False)
+        with open_store(str(two.copy), write=True) as copy:
+            copy_snapshots(store, copy, CopyRequest(), report, clock=SystemClock())
+
+    assert report.refused == {two.old: "it was forgotten, and a prune removed it while it was read"}
+    assert not report.is_damaged
+    assert [copied.id for copied in report.copied] == [two.new]
+
+
+def test_a_repair_of_a_bucket_takes_a_snapshot_that_is_pruned_meanwhile_for_no_damage(
+    two: Sharing,
+) -> None:
+    with two.here.opened() as store:
+        two.prune_old()
+        found = plan_in_bucket(store)
+
+    assert not found.is_damaged
+    assert not found.lost
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_snapshot_in_a_bucket_that_is_pruned_while_it_is_verified_is_removed(
+    two: Sharing, monkeypatch: pytest.MonkeyPatch, *, checksum: bool
+) -> None:
+    read = Store.manifest
+
+    def manifest(store: Store, snapshot_id: SnapshotId, *, copy: bool = True) -> Manifest:
+        found = read(store, snapshot_id, copy=copy)
+        if snapshot_id == two.old:
+            monkeypatch.undo()
+            two.prune_old()
+        return found
+
+    monkeypatch.setattr(Store, "manifest", manifest)
+    with two.here.opened() as store:
+        chosen = list_snapshots(store)
+        report = verify_snapshots(store, chosen, {}, checksum=checksum, clock=SystemClock())
+
+    assert report.removed == (two.old,)
+    assert [(one.id, one.ok) for one in report.snapshots] == [(two.new, True)]
+    assert report.copies == ()
 
 
 def test_a_repair_takes_packs_that_a_prune_removes_meanwhile_for_no_damage(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ciuic.catalog import all_snapshots
+from ciuic.catalog.removed import was_removed
 from ciuic.errors import (
     CancelledError,
     CorruptionError,
@@ -77,6 +78,9 @@ class LostChunkSearch:
         is_damaged = False
         with contextlib.suppress(SnapshotNotFoundError):
             for damaged in survey.damage(snapshot_id):
+                # Without --apply, no prune waits for a repair.
+                if not is_damaged and was_removed(self._store, snapshot_id):
+                    return False
                 is_damaged = True
                 missing = {
                     chunk_id for chunk_id in damaged.chunks if not self._is_readable(chunk_id)
