@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from ciuic.errors import MissingError, UnknownFormatError
+from ciuic.errors import MissingError, StoreError, UnknownFormatError
 from ciuic.store.directory.cache import (
     StaleHeaderError,
     cache_directory,
     explained_faults,
     kept_headers,
     refuse_others,
+    refuse_vanished,
 )
 from ciuic.store.directory.create import create_store
 from ciuic.store.place.keys import is_url, refuse_cut_url
@@ -113,6 +114,10 @@ def open_at_address(
                 raise
             # The header in the bucket may no longer require what the kept one does.
             store = opened(trusts_kept=False)
+        except StoreError as error:
+            # With the header that this machine kept, only the lease shows that there is none.
+            refuse_vanished(environment, place.name, error)
+            raise
         yield store
 
 

@@ -225,6 +225,32 @@ def test_a_repair_of_the_bucket_takes_what_is_lost_from_the_other_store(copying,
     assert copying.restored(copying.address, taken, "out") == content(source)
 
 
+def test_a_bucket_that_was_emptied_comes_back_from_a_copy_as_the_message_says(copying, source):
+    copying.run(copying.address, "init")
+    taken = copying.take(copying.address)
+    copying.run(copying.address, "copy", "--to", copying.store)
+    place = copying.bucket.place()
+    place.delete(keys(place))
+
+    from_copy = ("--from", copying.store)
+    commands = [("list",), ("snapshot", source), ("prune",), ("repair", *from_copy)]
+    said = {
+        copying.run(copying.address, *command, code=1).err
+        for command in (*commands, ("repair", "--apply", *from_copy))
+    }
+    assert keys(place) == []
+
+    (message,) = said
+    assert f"there is no store at {copying.address} any more" in message
+    [command] = re.findall(r"'ciuic (--store COPY .*?)'", message)
+    done = ciuic(*shlex.split(command.replace("COPY", str(copying.store))), more=copying.environ)
+    assert done.code == 0, done
+    assert copying.bucket.ids() == {taken}
+    assert copying.restored(copying.address, taken, "out") == content(source)
+    copying.take(copying.address)
+    copying.run(copying.address, "verify", "--all", "--checksum")
+
+
 def test_the_leases_come_before_the_packs_are_listed(copying, proxy):
     ids = {copying.take(), copying.take()}
     copying.run(copying.address, "init")

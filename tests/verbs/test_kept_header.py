@@ -9,6 +9,7 @@ import pytest
 from ciuic.errors import StoreError, UnknownFormatError
 from ciuic.ids import random_snapshot_id
 from ciuic.maintain.repair.header import repair_header
+from ciuic.store.addressed import open_at_address
 from ciuic.store.directory.cache import StaleHeaderError
 from ciuic.store.place.bucket import open_bucket
 from ciuic.store.records import layout
@@ -58,6 +59,23 @@ def test_a_writer_that_trusts_its_machine_reads_the_header_once(one, trusts_kept
     bucket = open_bucket(place, one.environ, write=True, trusts_kept=trusts_kept)
     with open_in_bucket(bucket, write=True):
         assert place.count == count
+
+
+@pytest.mark.parametrize("options", [{}, {"write": True}, {"write": True, "removes": True}])
+def test_a_bucket_that_was_emptied_is_named_as_one_to_each_command(one, tmp_path, options):
+    store_id = one.store_id()
+    shutil.rmtree(tmp_path / "bucket")
+    (tmp_path / "bucket").mkdir()
+
+    with (
+        pytest.raises(StoreError, match="any more: this machine has used store") as refused,
+        open_at_address(one.address, one.environ, one.options, **options),
+    ):
+        pass
+
+    assert store_id[:8] in refused.value.message
+    assert f"copy --to {one.place().name} --init'" in refused.value.hint
+    assert list(one.place().keys()) == []
 
 
 def test_a_store_that_was_made_anew_at_the_address_gets_the_snapshot(one, other, source, tmp_path):

@@ -8,6 +8,7 @@ takes it for a store; the bucket's own header is in it under another name.
 import contextlib
 import errno
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -250,10 +251,10 @@ def refuse_vanished(environment: Mapping[str, str], name: str, why: StoreError) 
     kept = next(kept_headers(environment, name), None)
     if kept is None or not isinstance(why.__cause__, MissingError):
         return
-    store_id = decode_header(kept.data).store_id
+    store_id, place = decode_header(kept.data).store_id, shlex.quote(name)
     raise StoreError(
         f"there is no store at {name} any more: this machine has used store {store_id[:8]} there",
-        hint="Check the prefix, and whether the bucket was emptied: older versions of its objects,"
-        f" or a copy of the store, can bring it back. 'ciuic --store {name} init' creates a new,"
-        " empty store.",
+        hint="Check the prefix, and whether the bucket was emptied: older versions of its objects"
+        f" can bring it back. 'ciuic --store COPY copy --to {place} --init' brings back the"
+        f" snapshots of a copy, and 'ciuic --store {place} init' creates a new, empty store.",
     ) from why.__cause__
