@@ -12,6 +12,7 @@ from ciuic.catalog.lost import known_damaged
 from ciuic.maintain.prune.bucket.prune import finish_condemned
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.manifests import put_back_manifests
+from ciuic.maintain.repair.report import chunk_counts
 from ciuic.maintain.repair.sources import read_origin
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
@@ -103,6 +104,28 @@ def test_each_chunk_is_stored_before_the_next_one_is_read(one, pack, tmp_path, m
     assert len(plan.origins) > 1
     assert steps == ["read", "add"] * len(plan.origins)
     newcomer(tmp_path).check(listed=one.ids())
+
+
+def test_a_repair_and_a_scrub_count_the_same_lost_chunks_of_a_cut_pack(one, tmp_path):
+    pack = max((tmp_path / "bucket/packs").iterdir(), key=lambda path: path.stat().st_size)
+    with one.opened() as store:
+        [pack_id] = [one for one in store.pack_files() if pack.name.startswith(one.hex())]
+        frames = store.index_keeper.list_pack(pack_id)
+    os.truncate(pack, pack.stat().st_size // 2)
+    write(tmp_path / "source", ["a", "b"], 10)  # no live file has these bytes now
+    lost = [one for one in frames if one.offset_bytes + one.frame.total_bytes > pack.stat().st_size]
+    count = sum(len(packed.frame.chunks) for packed in lost)
+    subject = Bucket(lambda **access: one.opened(write=access.get("write", False)))
+
+    counts = []
+    for _ in range(2):  # after the first scrub, the chunk index no longer has the lost chunks
+        with one.opened() as store:
+            plan = plan_in_bucket(store)
+        counts += [chunk_counts(bad, plan) for bad in plan.packs]
+        counts += [{"lost": len(bad.lost)} for bad in scrub(subject, clock=one.clock).damaged]
+
+    assert count > 1
+    assert counts == [{"lost": count}] * 4
 
 
 @pytest.mark.parametrize("what", ["flipped", "truncated", "footer", "all"])

@@ -189,8 +189,9 @@ def _damaged_chunks(store: Store, check: PackCheck) -> dict[ChunkId, int]:
     """Return the chunks of damaged frames, and their kinds."""
     found = {chunk_id: bad.kind for bad in check.bad for chunk_id in bad.chunks}
     with contextlib.suppress(StoreError):
-        # An index segment may have the list of frames, if it is damaged in the pack.
-        for packed in store.index_keeper.list_pack(check.pack_id):
+        # An index segment has the list of frames, also of a pack that was cut.
+        listed = bucket_of(store).segments.frames(check.pack_id)
+        for packed in listed or store.index_keeper.list_pack(check.pack_id):
             begin, end = packed.offset_bytes, packed.offset_bytes + packed.frame.total_bytes
             is_bad = end > check.read_bytes or any(
                 bad.offset_bytes < end and begin < bad.offset_bytes + bad.length_bytes

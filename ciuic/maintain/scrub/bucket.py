@@ -4,11 +4,13 @@ Each pack is read whole into memory. When a pack was read is recorded in the chu
 machine alone, so each machine scrubs for itself.
 """
 
+import contextlib
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from ciuic.ids import PackId, SnapshotId
+from ciuic.errors import StoreError
+from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.maintain.objects import bucket_of, damaged_manifests, inspect_object
 from ciuic.maintain.scrub.checks import damaged_marks
 from ciuic.model import PathWarning
@@ -53,6 +55,14 @@ class Bucket:
     def inspect(self, pack_id: PackId, cancelled: Callable[[], bool]) -> PackCheck:
         """See ``Subject``."""
         return inspect_object(self._bucket, pack_id, cancelled)
+
+    def chunks_in(self, store: Store, pack_id: PackId) -> dict[ChunkId, int]:
+        """See ``Subject``: the chunk index no longer has those that a scrub has found lost."""
+        found = store.index_keeper.recorded_in(pack_id)
+        with contextlib.suppress(StoreError):
+            for packed in self._bucket.segments.frames(pack_id):
+                found.update((chunk_id, packed.frame.kind) for chunk_id, _ in packed.frame.chunks)
+        return found
 
     def was_removed(self, pack_id: PackId) -> bool:
         """See ``Subject``: a prune creates its verdict first, and a verdict stays."""

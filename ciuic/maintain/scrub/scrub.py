@@ -289,7 +289,7 @@ class _Scrub:
             kinds = {chunk_id: bad.kind for bad in check.bad for chunk_id in bad.chunks}
             if not check.footer_ok:
                 # A pack that was cut or is gone does not say what it had.
-                kinds |= store.index_keeper.recorded_in(check.pack_id)
+                kinds |= self._subject.chunks_in(store, check.pack_id)
             lost = unreadable(store, check, kinds)
             saved = [chunk_id for chunk_id in kinds if chunk_id not in set(lost)]
             try:

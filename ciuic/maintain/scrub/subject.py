@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ciuic.errors import StoreError
-from ciuic.ids import PackId, SnapshotId
+from ciuic.ids import ChunkId, PackId, SnapshotId
 from ciuic.maintain.scrub.checks import check_with_parity, damaged_manifests, recorded_packs
 from ciuic.model import PathWarning
 from ciuic.store.directory.find import read_header, refuse_other_store
@@ -44,6 +44,10 @@ class Subject(Protocol):
 
     def inspect(self, pack_id: PackId, cancelled: Callable[[], bool]) -> PackCheck:
         """Read a whole pack, and its parity: see ``inspect_pack``."""
+        ...
+
+    def chunks_in(self, store: Store, pack_id: PackId) -> dict[ChunkId, int]:
+        """Return the chunks that a damaged pack had, and their kinds, as far as that is known."""
         ...
 
     def was_removed(self, pack_id: PackId) -> bool:
@@ -108,6 +112,10 @@ class Directory:
         """See ``Subject``."""
         check = inspect_pack(self._path, pack_id, cancelled=cancelled)
         return check if check.unknown and not check.what else check_with_parity(self._path, check)
+
+    def chunks_in(self, store: Store, pack_id: PackId) -> dict[ChunkId, int]:
+        """See ``Subject``."""
+        return store.index_keeper.recorded_in(pack_id)
 
     def was_removed(self, pack_id: PackId) -> bool:
         """See ``Subject``: a prune removes a pack from the chunk index first."""

@@ -23,7 +23,7 @@ from ciuic.ids import PackId
 from ciuic.store.directory.faults import store_faults
 from ciuic.store.directory.files import open_regular, read_at
 from ciuic.store.directory.folder import Folder
-from ciuic.store.format.pack import is_end
+from ciuic.store.format.pack import PackedFrame, footer_frames, is_end
 from ciuic.store.format.segment import HEAD_BYTES, PackEnd, Segment, encode_segment, table_bytes
 from ciuic.store.place.place import Place
 from ciuic.store.records import layout
@@ -107,6 +107,21 @@ class Segments:
             self._bring_up_to_date()
             entries = [table.entry(row) for _, table in self._tables for row in range(len(table))]
         return {entry.pack_id: entry.size_bytes for entry in entries}
+
+    def frames(self, pack_id: PackId) -> list[PackedFrame]:
+        """Return the frames of a pack, also if it was cut or is gone; none if no segment has it.
+
+        Raises:
+            StoreError: The bucket cannot be read.
+        """
+        size_bytes = self.listed().get(pack_id, 0)
+        data = self.end(pack_id, size_bytes)
+        begin = size_bytes - len(data)
+
+        def read(length_bytes: int, offset_bytes: int) -> bytes:
+            return data[offset_bytes - begin :][:length_bytes]
+
+        return footer_frames(read, size_bytes, pack_id, strict=False) if data else []
 
     def add(self, pack_id: PackId, size_bytes: int, end: bytes) -> None:
         """List a pack of this session, which is in the bucket, in the next segment.
