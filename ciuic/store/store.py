@@ -410,7 +410,8 @@ class Store:
         return StoreError(
             f"the snapshot {snapshot_id} was revoked by a prune of {self.name}, because its writer"
             " seemed to be dead",
-            hint="Run the command again; what was stored is used again.",
+            hint="Run the command again soon: it uses again what was stored, until a prune removes"
+            " that.",
         )
 
     def _create(self, snapshot_id: SnapshotId, data: bytes) -> bool:

@@ -260,8 +260,11 @@ def test_a_revoked_snapshot_is_not_committed(world):
     with world.one.opened_at(world.one.place()) as store:
         report = world.two.prune(revoke_after_s=0)
         assert len(report.revoked) == 1
-        with pytest.raises(StoreError, match="was revoked"):
+        with pytest.raises(StoreError, match="was revoked") as refused:
             world.one.take_into(store, world.old)
+        assert refused.value.hint.endswith(
+            "uses again what was stored, until a prune removes that."
+        )
 
     for machine in (world.one, world.two):
         machine.check(listed=[world.kept])
