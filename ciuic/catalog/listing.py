@@ -66,10 +66,17 @@ def all_snapshots(store: Store) -> list[SnapshotSummary]:
     return survey(store, read_rows(store), is_forgotten_too=True).found
 
 
-def labelled(store: Store, summary: SnapshotSummary) -> SnapshotSummary:
-    """Return what a manifest says, with the present tags and the present pin."""
+def labelled(store: Store, summary: SnapshotSummary, *, to_change: bool = False) -> SnapshotSummary:
+    """Return what a manifest says, with the present tags and the present pin.
+
+    Args:
+        store: The open store.
+        summary: From the manifest.
+        to_change: See ``Marks.labelled``.
+    """
     row = row_of(read_rows(store), summary.id)
-    return store.marks.labelled(summary, store.marks.newest(), row.mark if row else 0)
+    known = row.mark if row else 0
+    return store.marks.labelled(summary, store.marks.newest(), known, to_change=to_change)
 
 
 def latest_snapshot(store: Store) -> SnapshotSummary | None:

@@ -107,7 +107,7 @@ def repair_mark(store: Store, bad: BadMark) -> None:
         return
     if store.bucket is not None and not store.manifests.is_there(bad.id):
         return  # a prune has removed it meanwhile: a retired ID gets no mark
-    summary = labelled(store, store.manifest(bad.id).summary)
+    summary = labelled(store, store.manifest(bad.id).summary, to_change=True)
     if summary.purged:
         return  # a purged snapshot never changes again, and its marks go with it
     # Without a copy, it counts as listed and pinned.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Final
 
-from ciuic.catalog import check_tags, find_snapshot, list_snapshots, remember
+from ciuic.catalog import check_tags, find_snapshot, labelled, list_snapshots, remember
 from ciuic.errors import SnapshotNotFoundError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
@@ -94,6 +94,8 @@ def _change(store: Store, name: str, changed: Callable[[SnapshotSummary], Mark])
     """
     while True:
         old = find_snapshot(store, name)
+        if old.mark_problem:
+            old = labelled(store, store.manifest(old.id).summary, to_change=True)
         mark = changed(old)
         if mark == Mark(old.tags, old.pinned, note=old.note) and not old.mark_problem:
             return old

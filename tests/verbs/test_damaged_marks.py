@@ -9,7 +9,13 @@ import pytest
 
 from ciuic.catalog import list_snapshots
 from ciuic.catalog.lost import known_damaged
-from ciuic.errors import CorruptionError, UnknownFormatError, UsageError
+from ciuic.errors import (
+    CorruptionError,
+    OfflineError,
+    UnknownFormatError,
+    UnreachableError,
+    UsageError,
+)
 from ciuic.maintain.bad_marks import BadMark, repair_mark
 from ciuic.maintain.label import change_tags, set_note, set_pinned
 from ciuic.maintain.repair.apply import apply_repair
@@ -17,6 +23,7 @@ from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.plan import plan_repair
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
+from ciuic.store.place.bucket import StoreInBucket
 from ciuic.store.records import layout
 from ciuic.store.records.sealed import seal
 from ciuic.store.snapshots.marks import Marks
@@ -104,14 +111,19 @@ def check_all(store):
     assert all("kept" in seen.tags and seen.mark_problem for seen in found)
 
 
-def test_the_damaged_marks_of_many_snapshots_of_a_bucket_cost_one_listing(
-    one, tmp_path, monkeypatch
-):
+@pytest.fixture
+def several(one, tmp_path):
+    """The machine, with the damaged newest marks of five snapshots."""
     for number in range(4):
         write(tmp_path / "source", [str(number)])
         one.take_at(one.place(), tmp_path / "source")
     with one.opened() as store:
         damage_all(store, tmp_path / "bucket")
+    return one
+
+
+@pytest.mark.usefixtures("several")
+def test_the_damaged_marks_of_many_snapshots_of_a_bucket_cost_one_listing(tmp_path, monkeypatch):
     asked = counted_listings(monkeypatch)
 
     with machine(tmp_path, "other").opened() as store:
@@ -132,6 +144,111 @@ def test_the_damaged_marks_of_many_snapshots_cost_one_listing(box, monkeypatch):
     with open_store(str(box.store)) as store:
         check_all(store)
         assert len(asked) == 1
+
+
+def fail_first_listing(monkeypatch):
+    """Make the first listing of all marks fail."""
+    marks = Marks._all_marks
+    failed = []
+
+    def listed(self):
+        if not failed:
+            failed.append(self)
+            raise OfflineError("the server does not answer")
+        return marks(self)
+
+    monkeypatch.setattr(Marks, "_all_marks", listed)
+
+
+@pytest.mark.usefixtures("several")
+def test_a_listing_of_marks_that_fails_once_hides_earlier_marks_only_once(tmp_path, monkeypatch):
+    fail_first_listing(monkeypatch)
+    with machine(tmp_path, "other").opened() as store:
+        found = list_snapshots(store)
+        (lacking,) = [seen for seen in found if "kept" not in seen.tags]
+        assert (len(found), lacking.tags, lacking.pinned) == (5, (), True)
+        assert lacking.mark_problem.endswith(
+            "; its earlier marks cannot be read: the server does not answer"
+        )
+        check_all(store)
+
+
+@pytest.mark.usefixtures("several")
+def test_a_repair_fails_rather_than_lose_the_tags_of_marks_that_it_cannot_list(
+    tmp_path, monkeypatch
+):
+    other = machine(tmp_path, "other")
+    with other.opened_at(other.place(), removes=True) as store:
+        plan = plan_in_bucket(store)
+    assert len(plan.marks.damaged) == 5
+
+    with monkeypatch.context() as patch:
+        fail_first_listing(patch)
+        with (
+            other.opened_at(other.place(), removes=True) as store,
+            pytest.raises(OfflineError),
+        ):
+            apply_in_bucket(store, plan)
+    repair(other)
+
+    with machine(tmp_path, "third").opened() as store:
+        found = list_snapshots(store)
+    assert len(found) == 5
+    assert all("kept" in seen.tags and not seen.mark_problem for seen in found)
+
+
+@pytest.mark.usefixtures("several")
+def test_a_change_fails_rather_than_lose_the_tags_of_marks_that_it_cannot_list(
+    tmp_path, monkeypatch
+):
+    other = machine(tmp_path, "other")
+    with other.opened() as store:
+        name = list_snapshots(store)[0].id
+    with monkeypatch.context() as patch:
+        patch.setattr(Marks, "_all_marks", failing(OfflineError))
+        for change in (
+            lambda store: change_tags(store, name, add=["z"]),
+            lambda store: set_note(store, "latest", "new"),
+        ):
+            with other.opened() as store, pytest.raises(OfflineError):
+                change(store)
+
+    with other.opened() as store:
+        assert change_tags(store, name, add=["z"]).tags == ("kept", "z")
+
+
+def failing(error):
+    def fails(*_):
+        raise error("it cannot be read")
+
+    return fails
+
+
+@pytest.mark.parametrize("error", [OfflineError, UnreachableError])
+def test_an_earlier_mark_that_is_closed_is_passed_over_and_one_that_may_be_read_later_is_not(
+    one, tmp_path, monkeypatch, error
+):
+    flip_byte(newest_mark(tmp_path), 40)
+    other = machine(tmp_path, "other")
+    real = StoreInBucket.mark
+    monkeypatch.setattr(
+        StoreInBucket,
+        "mark",
+        lambda self, name: (failing(error) if name.endswith("-3.json") else real)(self, name),
+    )
+
+    seen = state(other)
+
+    # Mark 2 has the same tags and note as mark 3.
+    is_known = error is UnreachableError
+    assert (seen.tags, seen.note) == ((("a b",), "best so far") if is_known else ((), ""))
+    assert seen.pinned
+    with other.opened() as store:
+        if is_known:
+            assert change_tags(store, seen.id, add=["z"]).tags == ("a b", "z")
+        else:
+            with pytest.raises(error):
+                change_tags(store, seen.id, add=["z"])
 
 
 def test_several_damaged_marks_are_passed_over_and_the_bucket_is_asked_once(

@@ -93,7 +93,12 @@ class Marks:
         return _greatest(self._copies.names(layout.parse_mark_name))
 
     def labelled(
-        self, summary: SnapshotSummary, newest: Mapping[SnapshotId, int], known: int = 0
+        self,
+        summary: SnapshotSummary,
+        newest: Mapping[SnapshotId, int],
+        known: int = 0,
+        *,
+        to_change: bool = False,
     ) -> SnapshotSummary:
         """Return a summary with the state in the snapshot's newest mark.
 
@@ -102,6 +107,12 @@ class Marks:
             newest: See ``newest``.
             known: The greatest number that the snapshot's marks are known to have had. If that mark
                 is gone, this reads its copy.
+            to_change: The caller adds a mark with this state, which must not lack the tags and the
+                note of an earlier mark only because the store fails at this moment.
+
+        Raises:
+            StoreError: The mark cannot be read; with ``to_change``, nor can the marks that count if
+                it is damaged.
         """
         there = newest.get(summary.id, 0)
         number = max(there, known, summary.mark)
@@ -110,8 +121,14 @@ class Marks:
         try:
             mark = self.read(summary.id, number)
         except (CorruptionError, UnknownFormatError) as error:
-            older = self._newest_older(summary.id, number)
             problem = error.message
+            older = None
+            try:
+                older = self._newest_older(summary.id, number)
+            except StoreError as failure:
+                if to_change:
+                    raise
+                problem += f"; its earlier marks cannot be read: {failure.message}"
             if older is not None and older[0] > summary.mark:
                 summary = with_mark(summary, older[1], older[0])
             if summary.mark:
@@ -127,24 +144,30 @@ class Marks:
         return with_mark(summary, mark, number)
 
     def _newest_older(self, snapshot_id: SnapshotId, number: int) -> tuple[int, Mark] | None:
-        """Return the newest mark before a damaged one that can be read, with its number."""
+        """Return the newest mark before a damaged one that can be read, with its number.
+
+        Raises:
+            StoreError: The marks cannot be listed, or one that may be sound cannot be read.
+        """
         key = (snapshot_id, number)
         if key not in self._older:
-            self._older[key] = None
-            with contextlib.suppress(StoreError):
-                for older in self._numbers_before(snapshot_id, number)[:_OLDER_MAX]:
-                    with contextlib.suppress(StoreError):
-                        self._older[key] = older, self.read(snapshot_id, older)
-                        break
+            self._older[key] = self._find_older(snapshot_id, number)
         return self._older[key]
+
+    def _find_older(self, snapshot_id: SnapshotId, number: int) -> tuple[int, Mark] | None:
+        for older in self._numbers_before(snapshot_id, number)[:_OLDER_MAX]:
+            with contextlib.suppress(CorruptionError, UnknownFormatError):
+                return older, self.read(snapshot_id, older)
+        return None
 
     def _numbers_before(self, snapshot_id: SnapshotId, number: int) -> list[int]:
         """Return the numbers of earlier marks, the greatest first."""
         if self._numbers is None:
             # All of them: many newest marks may be damaged.
-            self._numbers = {}
+            numbers: dict[SnapshotId, set[int]] = {}
             for one, mark in self._all_marks():
-                self._numbers.setdefault(one, set()).add(mark)
+                numbers.setdefault(one, set()).add(mark)
+            self._numbers = numbers
         found = self._numbers.get(snapshot_id, ())
         return sorted([one for one in found if one < number], reverse=True)
 
