@@ -133,7 +133,7 @@ def _folder(store: Store) -> RecordFolder:
     if store.bucket is not None:
         return store.bucket.records(layout.PACKS)
     refuse_foreign(store.path, store.owner)
-    return Folder(store.path, layout.DAMAGED)
+    return Folder(store.path, layout.DAMAGED, is_owners=True)
 
 
 def _joined(spans: Iterable[ByteSpan], count_max: int) -> list[ByteSpan]:

@@ -51,20 +51,65 @@ def temporary_name(prefix: str) -> str:
     return f"{prefix}{os.urandom(8).hex()}"
 
 
-def make_directory(path: str, mode: int) -> None:
-    """Create the directory ``path`` if it is missing; its name is durable when this returns."""
-    with nofollow.opened_parent(path) as (directory, name), contextlib.suppress(FileExistsError):
-        os.mkdir(name, mode, dir_fd=directory)
+def make_directory(path: str, mode: int, *, like_above: bool = False) -> None:
+    """Create the directory ``path`` if it is missing; its name is durable when this returns.
+
+    Args:
+        path: The directory.
+        mode: Its mode.
+        like_above: It gets the owner of the directory above it, or is removed if this process
+            cannot give it away. One that was there gets that owner only if it is empty.
+    """
+    with nofollow.opened_parent(path) as (directory, name):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, mode, dir_fd=directory)
+        if like_above:
+            _give_away(name, directory)
     sync_directory(os.path.dirname(path) or ".")
 
 
-def make_empty(path: str, mode: int) -> None:
+def _give_away(name: str, above: int) -> None:
+    """Give an empty directory the owner of the one above it, or remove it."""
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    try:
+        # That owner may put another directory of root's in its place meanwhile, and must not get
+        # what is in that one.
+        if not os.listdir(fd):
+            _give(fd, above)
+    except OSError:
+        os.rmdir(name, dir_fd=above)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _give(fd: int, above: int) -> None:
+    owner = os.fstat(above)
+    if os.fstat(fd).st_uid != owner.st_uid:
+        os.fchown(fd, owner.st_uid, owner.st_gid)
+
+
+def make_empty(path: str, mode: int, *, like_above: bool = False) -> None:
     """Create an empty file if it is missing; its name is durable when this returns.
 
     No process can see a part of an empty file, so it needs no temporary name.
+
+    Args:
+        path: The file.
+        mode: Its mode.
+        like_above: It is new, and gets the owner of its directory.
     """
     # O_NONBLOCK: if a FIFO has this name, opening it must not wait for a reader.
-    os.close(nofollow.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, mode))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK
+    if like_above:
+        flags |= os.O_EXCL  # the owner must not get a file of root's that he has linked there
+    fd = nofollow.open_file(path, flags, mode)
+    try:
+        if like_above:
+            with nofollow.opened_parent(path) as (directory, _):
+                _give(fd, directory)
+    finally:
+        os.close(fd)
     sync_directory(os.path.dirname(path))
 
 

@@ -1,6 +1,7 @@
 """Root and a store of another user: root reads it, does not write, and follows no link in it."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -19,6 +20,9 @@ from ciuic.config.load import load_settings
 from ciuic.control import request_status
 from ciuic.errors import StoreError
 from ciuic.maintain.scrub.scrub import scrub
+from ciuic.maintain.scrub.subject import Directory
+from ciuic.store.directory.folder import Folder
+from ciuic.store.records import layout
 from ciuic.store.store import open_store
 from ciuic.system.clock import SystemClock
 from ciuicd.upkeep.damage_log import subject_of
@@ -228,10 +232,58 @@ def test_root_records_damage_in_it_if_the_configuration_names_its_owner(
     assert not (box.store / "damaged").exists()
     foreign.allow()
     find()
-    assert len(os.listdir(box.store / "damaged")) == 1
+    (record,) = (box.store / "damaged").iterdir()
+    for path, mode in ((box.store / "damaged", 0o40700), (record, 0o100600)):
+        status = path.stat()
+        assert (status.st_uid, status.st_gid, status.st_mode) == (NOBODY, NOBODY, mode)
     # The snapshot is of the same file, and relies on nothing that is damaged.
     assert foreign.run("snapshot").code == 0
     assert foreign.run("verify", "--checksum").code == 0
+
+
+@pytest.mark.parametrize("held", [[], ["precious"]])
+def test_root_gives_the_owner_its_folder_for_records_and_no_other_directory(
+    foreign: Foreign, held: list[str]
+) -> None:
+    """A killed process may have left an empty one; the owner may have renamed another one."""
+    box = foreign.box
+    foreign.allow()
+    flip_content(box.store, (box.source / "file").read_bytes())
+    damaged = box.store / "damaged"
+    damaged.mkdir(0o700)
+    for name in held:
+        (damaged / name).touch()
+
+    assert foreign.run("scrub").code == 4
+
+    assert damaged.stat().st_uid == (0 if held else NOBODY)
+    assert len(os.listdir(damaged)) == len(held) + 1
+
+
+def test_root_gives_the_owner_no_file_that_he_has_linked_in_place_of_a_record(
+    foreign: Foreign,
+) -> None:
+    folder = Folder(str(foreign.box.store), layout.DAMAGED, is_owners=True)
+    folder.make()
+    os.link(foreign.victims / "one", folder.path_of("record"))
+    with pytest.raises(StoreError, match="File exists"):
+        folder.mark("record")
+    assert (foreign.victims / "one").stat().st_uid == 0
+
+
+def test_a_folder_for_records_that_cannot_be_given_to_the_owner_is_not_left(
+    foreign: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would hide the records of the owner's own scrubs."""
+    box = foreign.box
+    flip_content(box.store, (box.source / "file").read_bytes())
+
+    def refused(*_: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fchown", refused)
+    assert scrub(Directory(str(box.store), owner=NOBODY), clock=SystemClock()).damaged
+    assert not (box.store / "damaged").exists()
 
 
 def test_an_owner_who_is_not_the_one_is_refused_and_an_unknown_one_is_a_mistake(

@@ -200,7 +200,7 @@ def test_what_parity_gives_back_is_not_on_record(box: Box) -> None:
 def test_a_store_that_cannot_be_written_to_is_verified_and_restored(
     damaged: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: str, *_: object) -> None:
+    def refuse(path: str, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
     monkeypatch.setattr(durable, "make_directory", refuse)

@@ -31,12 +31,22 @@ class Folder:
         name: The directory in it; empty: the store's directory itself.
         is_unlocked: Processes write to it without a lock, so no unfinished file of theirs may be in
             ``tmp/``: a writer that is alone removes what it finds there.
+        is_owners: The directory that ``make`` creates, and what ``mark`` creates in it, belong to
+            the owner of the store's directory: root creates them, and he uses them.
 
     Attributes:
         path: The directory.
     """
 
-    def __init__(self, store_path: str, name: str = "", *, is_unlocked: bool = False) -> None:
+    def __init__(
+        self,
+        store_path: str,
+        name: str = "",
+        *,
+        is_unlocked: bool = False,
+        is_owners: bool = False,
+    ) -> None:
+        self._is_owners = is_owners
         self.path = os.path.join(store_path, name) if name else store_path
         temporary = os.path.join(store_path, layout.TEMPORARY)
         self._temporary = self.path if is_unlocked else temporary
@@ -154,7 +164,7 @@ class Folder:
         """Durably create an empty file."""
         path = self.path_of(name)
         with store_faults("write", path):
-            durable.make_empty(path, _FILE_MODE)
+            durable.make_empty(path, _FILE_MODE, like_above=self._is_owners)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there; ``sync`` makes that durable."""
@@ -193,5 +203,6 @@ class Folder:
             durable.sync_directory(self.path)
 
     def _make(self) -> None:
-        if not nofollow.is_directory(self.path):
-            durable.make_directory(self.path, _DIRECTORY_MODE)
+        # A process may have died before it gave the directory to the owner.
+        if self._is_owners or not nofollow.is_directory(self.path):
+            durable.make_directory(self.path, _DIRECTORY_MODE, like_above=self._is_owners)
