@@ -97,7 +97,7 @@ def command(
         refuse_absent(sources, store)
         plan = plan_repair(store, parity=parity, cancelled=cancelled, progress=shown.stage)
         if apply:
-            quarantined = apply_repair(
+            plan, quarantined = apply_repair(
                 store, plan, parity=parity, clock=clock, cancelled=cancelled, progress=shown.stage
             )
         plan, repairs = repair_from(
@@ -138,7 +138,7 @@ def _repair_bucket(
         refuse_absent(sources, store)
         plan = plan_in_bucket(store, cancelled=cancelled, progress=shown.stage)
         if apply:
-            quarantined = apply_in_bucket(store, plan, cancelled=cancelled)
+            plan, quarantined = apply_in_bucket(store, plan, cancelled=cancelled)
         if apply and (quarantined or plan.condemned):
             patience = Patience(wait_s)
             leases = finish_condemned(store, clock=clock, patience=patience, cancelled=cancelled)
@@ -274,10 +274,8 @@ def _print_documents(plan: RepairPlan, would: str) -> None:
     for mark in plan.marks.damaged:
         known = "a pin with the last tags and the last note that are known"
         remedy = "put back from its copy" if mark.has_copy else f"replaced by {known}"
-        remedy = (
-            "it stays, because no number is left for another" if mark.stays else f"{would}{remedy}"
-        )
-        click.echo(f"{printable(mark.what)}: {remedy}")
+        remedy = f"it stays: {mark.stays}" if mark.stays else f"{would}{remedy}"
+        click.echo(printable(f"{mark.what}: {remedy}"))
     for what in plan.retired.values():
         click.echo(f"{printable(what)}: {would}set aside")
 

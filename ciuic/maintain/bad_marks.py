@@ -29,14 +29,14 @@ class BadMark(NamedTuple):
         number: The number of the mark.
         what: What is wrong.
         has_copy: It has a sound copy: see ``Marks.has_copy``.
-        stays: It cannot be repaired: no number is left for a mark after it.
+        stays: Why it cannot be repaired, or could not be; empty: it can.
     """
 
     id: SnapshotId
     number: int
     what: str
     has_copy: bool
-    stays: bool = False
+    stays: str = ""
 
 
 class MarkSurvey(NamedTuple):
@@ -81,7 +81,8 @@ def survey_marks(store: Store, among: Collection[SnapshotId] | None = None) -> M
             elif isinstance(error, CorruptionError):
                 has_copy = store.marks.has_copy(*key)
                 is_put_back = has_copy and store.bucket is None
-                stays = key[1] >= layout.MARK_NUMBER_MAX and not is_put_back
+                is_last = key[1] >= layout.MARK_NUMBER_MAX and not is_put_back
+                stays = "no number is left for another" if is_last else ""
                 found.damaged.append(BadMark(*key, error.message, has_copy, stays))
             elif error is not None:
                 found.unread[key] = error.message

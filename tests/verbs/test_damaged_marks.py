@@ -9,6 +9,7 @@ import pytest
 
 from ciuic.catalog import list_snapshots
 from ciuic.catalog.lost import known_damaged
+from ciuic.cli import main
 from ciuic.errors import (
     CorruptionError,
     OfflineError,
@@ -21,6 +22,7 @@ from ciuic.maintain.label import change_tags, set_note, set_pinned
 from ciuic.maintain.repair.apply import apply_repair
 from ciuic.maintain.repair.bucket import apply_in_bucket, plan_in_bucket
 from ciuic.maintain.repair.plan import plan_repair
+from ciuic.maintain.repair.report import RepairReport
 from ciuic.maintain.scrub.bucket import Bucket
 from ciuic.maintain.scrub.scrub import scrub
 from ciuic.store.place.bucket import StoreInBucket
@@ -58,6 +60,13 @@ def machine(tmp_path, name):
     return made
 
 
+def failing(error):
+    def fails(*_):
+        raise error("it cannot be used")
+
+    return fails
+
+
 def state(one):
     with one.opened() as store:
         (found,) = list_snapshots(store)
@@ -66,8 +75,7 @@ def state(one):
 
 def repair(one):
     with one.opened_at(one.place(), removes=True) as store:
-        plan = plan_in_bucket(store)
-        apply_in_bucket(store, plan)
+        plan, _ = apply_in_bucket(store, plan_in_bucket(store))
     return plan
 
 
@@ -217,13 +225,6 @@ def test_a_change_fails_rather_than_lose_the_tags_of_marks_that_it_cannot_list(
         assert change_tags(store, name, add=["z"]).tags == ("kept", "z")
 
 
-def failing(error):
-    def fails(*_):
-        raise error("it cannot be read")
-
-    return fails
-
-
 @pytest.mark.parametrize("error", [OfflineError, UnreachableError])
 def test_an_earlier_mark_that_is_closed_is_passed_over_and_one_that_may_be_read_later_is_not(
     one, tmp_path, monkeypatch, error
@@ -314,15 +315,14 @@ def test_a_mark_that_a_repair_could_not_repair_stays_known_as_damaged(
     flip_byte(tmp_path / "bucket" / name, 40)
     scrub(subject(one), clock=one.clock)
 
-    def fails(*_):
-        raise error("it cannot be repaired")
-
     with monkeypatch.context() as patch:
-        patch.setattr("ciuic.maintain.repair.bucket.repair_mark", fails)
-        repair(one)
+        patch.setattr("ciuic.maintain.repair.bucket.repair_mark", failing(error))
+        plan = repair(one)
     assert known(one) == {name}
+    assert [bad.stays for bad in plan.marks.damaged] == ["it cannot be used"]
+    assert plan.is_hopeless
 
-    repair(one)
+    assert not repair(one).is_hopeless
     assert known(one) == set()
 
 
@@ -338,7 +338,7 @@ def test_a_mark_that_no_mark_can_follow_stays_and_packs_are_repaired(one, tmp_pa
     plan = repair(one)
 
     assert len(plan.packs) == 1
-    assert [bad.stays for bad in plan.marks.damaged] == [True]
+    assert [bad.stays for bad in plan.marks.damaged] == ["no number is left for another"]
     assert plan.is_hopeless
     assert known(one) == {f"marks/{mark.name}"}
     assert one.verify().ok
@@ -355,24 +355,39 @@ def test_a_mark_that_a_repair_cannot_repair_stays_in_a_directory(box, monkeypatc
     assert box.ciuic("scrub").code == 4
     flip_content(box.store, (box.source / "file").read_bytes())
 
-    def fails(*_):
-        raise error("it cannot be repaired")
-
     with monkeypatch.context() as patch, open_store(str(box.store), write=True) as store:
         if error:
-            patch.setattr("ciuic.maintain.repair.apply.repair_mark", fails)
+            patch.setattr("ciuic.maintain.repair.apply.repair_mark", failing(error))
         plan = plan_repair(store, parity=0.0)
-        apply_repair(store, plan, parity=0.0, clock=box.clock)
+        plan, names = apply_repair(store, plan, parity=0.0, clock=box.clock)
         assert set(known_damaged(store)) == {f"marks/{mark.name}"}
+    report = RepairReport(plan, True, names, 0.0)
+    assert not report.ok
+    assert [bad["stays"] for bad in report.as_json()["marks"]] == [True]
 
     assert len(plan.packs) == 1
     assert mark.read_bytes() == b"?"
     would = box.ciuic("repair").out
-    assert ("it stays, because no number is left" in would) is (not error)
+    assert ("it stays: no number is left for another" in would) is (not error)
     done = box.ciuic("repair", "--apply", "--json")
     assert done.document["ok"] is bool(error)
     assert [bad["stays"] for bad in done.document["marks"]] == [not error]
     assert box.ciuic("verify", "--all").code == 0
+
+
+def test_the_command_names_a_mark_that_it_could_not_repair(box, monkeypatch, capsys):
+    (box.source / "file").write_bytes(b"content")
+    name = box.take().id
+    (box.store / "marks").mkdir(exist_ok=True)
+    (box.store / "marks" / f"{name}-1.json").write_bytes(b"?")
+    monkeypatch.setattr("ciuic.maintain.repair.apply.repair_mark", failing(UnknownFormatError))
+    monkeypatch.setattr("sys.argv", ["ciuic", "--config", str(box.config), "repair", "--apply"])
+
+    with pytest.raises(SystemExit) as end:
+        main()
+
+    assert end.value.code == 4
+    assert capsys.readouterr().out.count("it stays: it cannot be used\n") == 1
 
 
 def test_a_mark_of_a_later_version_stays_known_after_a_repair(one, tmp_path):

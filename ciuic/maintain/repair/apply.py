@@ -60,13 +60,14 @@ def apply_repair(
     clock: Clock,
     cancelled: Callable[[], bool] = lambda: False,
     progress: OnProgress | None = None,
-) -> tuple[str, ...]:
+) -> tuple[RepairPlan, tuple[str, ...]]:
     """Carry out a plan in a store that is open for writing.
 
     It can be stopped at any moment: a new plan has the remaining steps.
 
     Returns:
-        The names in ``quarantine/`` of the files that were set aside.
+        The plan, with the marks that could not be repaired; and the names in ``quarantine/`` of the
+        files that were set aside.
 
     Raises:
         StoreError: The store failed, or is full; what was repaired by then stays repaired.
@@ -80,7 +81,7 @@ def apply_repair(
         step()
         if progress is not None:
             progress("repair", number + 1, len(steps))
-    return tuple(worker.quarantined)
+    return plan.with_left(worker.left), tuple(worker.quarantined)
 
 
 def _steps(store: Store, plan: RepairPlan, worker: "_Steps") -> list[Callable[[], object]]:
@@ -113,7 +114,7 @@ class _Steps:
 
     Attributes:
         quarantined: Names in ``quarantine/`` of the files that were set aside.
-        left: Marks that could not be repaired, by path in the store.
+        left: Marks that could not be repaired, by path in the store, and why.
     """
 
     def __init__(self, store: Store, parity: float, clock: Clock) -> None:
@@ -123,7 +124,7 @@ class _Steps:
         self._packs = os.path.join(store.path, layout.PACKS)
         self._temporary = os.path.join(store.path, layout.TEMPORARY)
         self.quarantined: list[str] = []
-        self.left: set[str] = set()
+        self.left: dict[str, str] = {}
         self._aside: dict[PackId, str] = {}
 
     def repair_manifest(self, bad: BadManifest) -> None:
@@ -149,7 +150,7 @@ class _Steps:
         name = layout.mark_name(bad.id, bad.number)
         path = os.path.join(self._store.path, layout.MARKS, name)
         if bad.stays:
-            self.left.add(f"{layout.MARKS}/{name}")
+            self.left[f"{layout.MARKS}/{name}"] = bad.stays
             return
         try:
             if not bad.has_copy:
@@ -158,8 +159,8 @@ class _Steps:
             self._take_away(path)
             if bad.has_copy:
                 repair_mark(self._store, bad)
-        except (CorruptionError, UnknownFormatError, UsageError):
-            self.left.add(f"{layout.MARKS}/{name}")
+        except (CorruptionError, UnknownFormatError, UsageError) as error:
+            self.left[f"{layout.MARKS}/{name}"] = error.message
 
     def set_retired_aside(self, name: str) -> None:
         """Replace a damaged record of retired IDs by one with those that can be read in it."""

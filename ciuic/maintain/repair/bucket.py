@@ -116,32 +116,32 @@ def plan_in_bucket(
 
 def apply_in_bucket(
     store: Store, plan: RepairPlan, *, cancelled: Callable[[], bool] = lambda: False
-) -> tuple[str, ...]:
+) -> tuple[RepairPlan, tuple[str, ...]]:
     """Carry out a plan in a store that is open with ``removes``.
 
     If it is stopped, nothing is condemned, and the next repair starts over.
 
     Returns:
-        The names in ``quarantine/`` of the packs that were copied there.
+        The plan, with the marks that could not be repaired; and the names in ``quarantine/`` of the
+        packs that were copied there.
 
     Raises:
         StoreError: The bucket failed, or a prune revoked this session.
         CancelledError: ``cancelled`` turned true.
     """
     bucket = bucket_of(store)
-    # The damage that is left: a session of its own puts manifests back.
-    left = {layout.manifest_key(bad.id) for bad in plan.manifests}
+    left: dict[str, str] = {}
     for mark in plan.marks.damaged:
         name = layout.mark_key(mark.id, mark.number)
         if mark.stays:
-            left.add(name)
+            left[name] = mark.stays
             continue
         try:
             repair_mark(store, mark)
         except SnapshotNotFoundError:
             pass  # it was removed meanwhile
-        except (CorruptionError, UnknownFormatError, UsageError):
-            left.add(name)
+        except (CorruptionError, UnknownFormatError, UsageError) as error:
+            left[name] = error.message
     for name in plan.retired:
         _set_retired_aside(store, name)
     replaced = [bad.pack_id for bad in plan.packs if not bad.stays]
@@ -157,11 +157,12 @@ def apply_in_bucket(
     if plan.lost:
         # As a scrub does: this machine's snapshots store them again, and its lists show the damage.
         store.index.drop_chunks(sorted(plan.lost))
-    forget_repaired(store, plan, left)
+    # A session of its own puts manifests back.
+    forget_repaired(store, plan, {*left, *[layout.manifest_key(bad.id) for bad in plan.manifests]})
     if replaced:
         _condemn(store, replaced)
     bucket.end_writing()
-    return tuple(map(layout.pack_name, replaced))
+    return plan.with_left(left), tuple(map(layout.pack_name, replaced))
 
 
 def _diagnosed(store: Store, check: PackCheck) -> BadPack:

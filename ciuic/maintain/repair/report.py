@@ -1,6 +1,7 @@
 """The plan of a repair, and its report."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from ciuic.documents import Document
@@ -181,6 +182,18 @@ class RepairPlan:
         stays |= any(mark.stays for mark in self.marks.damaged)
         return bool(self.remaining or self.unreachable) or is_lost or stays
 
+    def with_left(self, left: Mapping[str, str]) -> "RepairPlan":
+        """Return the plan as it was carried out.
+
+        Args:
+            left: The marks that could not be repaired, by path in the store, and why.
+        """
+        damaged = [
+            bad._replace(stays=left.get(layout.mark_key(bad.id, bad.number), bad.stays))
+            for bad in self.marks.damaged
+        ]
+        return replace(self, marks=self.marks._replace(damaged=damaged))
+
     @property
     def has_work(self) -> bool:
         """Whether a repair would change the store."""
@@ -253,7 +266,7 @@ class RepairReport:
                 }
                 for manifest in plan.manifests
             ],
-            "marks": [bad._asdict() for bad in plan.marks.damaged],
+            "marks": [{**bad._asdict(), "stays": bool(bad.stays)} for bad in plan.marks.damaged],
             "retired": [
                 {"path": f"{layout.RETIRED}/{name}", "what": what}
                 for name, what in sorted(plan.retired.items())
