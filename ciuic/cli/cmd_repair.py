@@ -31,7 +31,7 @@ from ciuic.cli.repair_sources import (
 )
 from ciuic.cli.session import Session
 from ciuic.copy.repair import CopyRepair
-from ciuic.errors import DAMAGE, UnknownFormatError, UnreachableError
+from ciuic.errors import DAMAGE, AccessDeniedError, UnknownFormatError, UnreachableError
 from ciuic.maintain.repair.apply import apply_repair
 from ciuic.maintain.repair.entrance import repair_entrance
 from ciuic.maintain.repair.plan import plan_repair
@@ -293,7 +293,9 @@ def _print_unreachable(plan: RepairPlan) -> None:
     for path, what in sorted(plan.unreachable.items()):
         click.echo(f"{printable(path)}: {printable(what)}")
     if plan.unreachable:
-        advise(f"  {UnreachableError.default_hint}")
+        session = click.get_current_context().ensure_object(Session)
+        kind = AccessDeniedError if is_url(session.store_path()) else UnreachableError
+        advise(f"  {kind.default_hint}")
     for path, what in sorted(plan.unread.items()):
         click.echo(f"left as it is: {printable(path)}: {printable(what)}", err=True)
     if plan.unread:

@@ -379,6 +379,12 @@ def test_a_mark_that_is_closed_to_this_machine_stops_nothing_and_counts_as_a_pin
         survey = survey_marks(store)
     assert {key[0] for key in survey.unreachable} == {old, middle}
     assert survey.damaged == []
+    repair = ("--store", machine.address, "repair")
+    done = ciuic(*repair, more={**machine.environ, "AWS_ENDPOINT_URL": proxy.endpoint})
+    assert done.code == 4
+    assert f"marks/{middle}-1.json: mark 1 of {middle}: " in done.out
+    assert "the server answered 403" in done.out
+    assert "Correct the credentials" in done.err
 
     proxy.always(None)
     states = {middle: (("theirs",), False), new: ((), False), newer: ((), False)}

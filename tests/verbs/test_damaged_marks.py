@@ -252,6 +252,22 @@ def test_an_earlier_mark_that_is_closed_is_passed_over_and_one_that_may_be_read_
                 change_tags(store, seen.id, add=["z"])
 
 
+def test_a_mark_that_is_closed_to_a_machine_stays_known_after_its_repair(
+    one, tmp_path, monkeypatch
+):
+    path = f"marks/{newest_mark(tmp_path).name}"
+    monkeypatch.setattr(StoreInBucket, "mark", failing(UnreachableError))
+    other = machine(tmp_path, "other")
+    scrub(subject(other), clock=other.clock)
+
+    plan = repair(other)
+
+    assert list(plan.unreachable) == [path]
+    assert plan.is_hopeless
+    assert known(other) == {path}
+    assert newest_mark(tmp_path).name == path.removeprefix("marks/")
+
+
 def test_several_damaged_marks_are_passed_over_and_the_bucket_is_asked_once(
     one, tmp_path, monkeypatch
 ):

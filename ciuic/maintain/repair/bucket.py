@@ -106,7 +106,7 @@ def plan_in_bucket(
         uncopied=(),
         stale_catalog=False,
         remaining=remaining,
-        unreachable={},
+        unreachable={layout.mark_key(*key): what for key, what in marks.unreachable.items()},
         unread=unread,
         read_bytes=read_bytes,
         pack_count=len(sizes),

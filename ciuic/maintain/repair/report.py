@@ -138,8 +138,9 @@ class RepairPlan:
         uncopied: Snapshots whose manifest has no copy, or an outdated one.
         stale_catalog: The chunk index does not match the packs.
         remaining: Snapshots that stay damaged.
-        unreachable: Packs, parity files, manifests and leftovers that the file system cannot
-            return, by path in the store, and why. Nothing can replace them.
+        unreachable: Packs, parity files, manifests, marks and leftovers that the file system cannot
+            return, and marks of a bucket that are closed to this machine, by path in the store, and
+            why. Nothing can replace them.
         unread: What a later version wrote, by path in the store: it is left as it is.
         read_bytes: Bytes of packs that were read.
         pack_count: Number of packs.
