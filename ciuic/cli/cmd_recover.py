@@ -80,10 +80,11 @@ def command(
     """Find broken checkpoints, and put back the newest valid version of each.
 
     A checkpoint is broken if its own format says so: it is cut short, or a part differs from its
-    checksum. ciuic looks below the configured directories, or at PATHs if given. The version comes
-    from the newest snapshot that has a valid one, and is checked before it gets the name. The
-    broken file stays in its directory as .NAME.broken-1. A broken file without a valid version is
-    only moved aside. All other files stay as they are.
+    checksum. A file of torch that was a checkpoint, and no longer is one, is broken too. ciuic
+    looks below the configured directories, or at PATHs if given. The version comes from the newest
+    snapshot that has a valid one, and is checked before it gets the name. The broken file stays in
+    its directory as .NAME.broken-1. A broken file without a valid version is only moved aside. All
+    other files stay as they are.
 
     Versions come from the snapshots of this machine. If it has none of a directory, they come from
     those of another machine, which ciuic names; if several others have some, ciuic leaves that
@@ -188,16 +189,19 @@ def _print_done(report: RecoveryReport, period: str, *, err: bool) -> None:
     for found in report.failed:
         line(f"{printable(path_text(found.path))} stays broken: {printable(found.failure)}")
     checked = f"{format_files(report.checked)} looked at{period}"
+    unknown = ""
+    if report.not_judged:
+        unknown = f"; {format_files(report.not_judged)} in no known format, not judged"
     if not report.broken:
-        line(f"{checked}, none is broken")
+        line(f"{checked}, none is broken{unknown}")
     elif report.is_dry_run:
         count = counted(len(report.broken), "broken file")
-        line(f"{checked}, {count}; nothing was changed")
+        line(f"{checked}, {count}; nothing was changed{unknown}")
     else:
         moved = [found for found in report.broken if found.aside]
         back = sum(found.version is not None for found in moved)
         took = format_duration(report.total_s)
         line(
             f"{checked}; {format_files(back)} {inflected(back, 'was', 'were')} put back,"
-            f" {len(moved)} moved aside as .NAME.broken-N, {took}"
+            f" {len(moved)} moved aside as .NAME.broken-N, {took}{unknown}"
         )

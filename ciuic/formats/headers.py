@@ -12,6 +12,7 @@ __all__ = [
     "WIDTHS",
     "CutShortError",
     "Headers",
+    "ImpossibleError",
     "NoLayoutError",
     "Part",
     "Read",
@@ -82,6 +83,10 @@ class NoLayoutError(Exception):
 
 class CutShortError(NoLayoutError):
     """The headers name bytes beyond the file's end."""
+
+
+class ImpossibleError(NoLayoutError):
+    """The headers break a rule of their format: no program could load the file."""
 
 
 class Span(NamedTuple):

@@ -9,7 +9,7 @@ Guarantee: memory and time are bounded by ``_OPS_MAX`` and ``_VALUES_MAX``.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from ciuic.formats.headers import DIMENSIONS_MAX, NAME_BYTES_MAX
 
@@ -124,15 +124,20 @@ OTHER: Final = object()
 
 
 class PickleMachine:
-    """Follows the opcodes on its own stack."""
+    """Follows the opcodes on its own stack.
+
+    Attributes:
+        storages: The storages that the pickle names, by their keys.
+    """
 
     def __init__(self) -> None:
+        self.storages: dict[str, Storage] = {}
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._values = 0
 
-    def run(self, pickle: bytes) -> Any:
-        """Return the value that unpickling would return.
+    def run(self, pickle: bytes | BinaryIO) -> Any:
+        """Return the value that unpickling would return; of a file, the pickle is read to its end.
 
         Raises:
             OddPickleError: An opcode or the number of values is out of bounds.
@@ -298,9 +303,12 @@ class PickleMachine:
     def persistent(self, _: Any) -> None:
         """BINPERSID: a storage with its number of elements."""
         match self._pop():
-            case ("storage", _Global(name), str(key), _, int(count)):
+            # The format before archives adds what a view is a view of.
+            case ("storage", _Global(name), str(key), _, int(count), *_):
                 self._count()
-                self._push(Storage(key, _STORAGES.get(name.rpartition(" ")[2], ""), count))
+                found = Storage(key, _STORAGES.get(name.rpartition(" ")[2], ""), count)
+                self.storages[key] = found
+                self._push(found)
             case _:
                 self._push(OTHER)
 

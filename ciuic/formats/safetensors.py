@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ciuic.formats.headers import NAME_BYTES_MAX, WIDTHS, Headers, NoLayoutError, Span
+from ciuic.formats.headers import NAME_BYTES_MAX, WIDTHS, Headers, ImpossibleError, Span
 
 __all__ = ["begins", "end_bytes", "spans"]
 
@@ -62,14 +62,14 @@ def spans(headers: Headers) -> list[Span]:
             if name != _METADATA
         ]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise NoLayoutError("not a table of tensors") from error
+        raise ImpossibleError("not a table of tensors") from error
 
 
 def _span(headers: Headers, name: str, tensor: _Tensor, start: int) -> Span:
     first, end = tensor.data_offsets
     width = WIDTHS.get(tensor.dtype, 0)
     if end < first or (width and math.prod(tensor.shape) * width != end - first):
-        raise NoLayoutError("a tensor's shape and place don't agree")
+        raise ImpossibleError("a tensor's shape and place don't agree")
     element = sys.intern(tensor.dtype) if _ELEMENT.fullmatch(tensor.dtype) else ""
     name = name if len(name.encode()) <= NAME_BYTES_MAX else ""
     headers.keep_shape(name, tensor.shape)

@@ -5,20 +5,22 @@ not belong together. The headers of each format say how long the file must be; a
 checksum for each member. Formats without checksums (safetensors, npy, GGUF) cannot show that bytes
 in the middle are wrong.
 
-A file of an unknown format has no fault: nothing is known about it.
+A file of an unknown format has no fault: nothing is known about it. But a ``.safetensors`` file has
+one if its header cannot be one.
 """
 
 import io
+import re
 import zipfile
 import zlib
 from collections.abc import Callable
 from typing import Final
 
-from ciuic.formats import gguf, hdf5, npy, safetensors, zip_archive
-from ciuic.formats.headers import CutShortError, Headers, NoLayoutError, Read
+from ciuic.formats import gguf, hdf5, npy, safetensors, torch_legacy, zip_archive
+from ciuic.formats.headers import CutShortError, Headers, ImpossibleError, NoLayoutError, Read
 from ciuic.formats.spans import KIND_BYTES, MAGIC_BYTES, kind_of
 
-__all__ = ["CHECKPOINT_SUFFIXES", "checksum_fault", "fault"]
+__all__ = ["CHECKPOINT_SUFFIXES", "checksum_fault", "fault", "is_judged", "was_of_torch"]
 
 CHECKPOINT_SUFFIXES: Final = (
     b".bin",
@@ -36,9 +38,16 @@ CHECKPOINT_SUFFIXES: Final = (
 )
 """Names that checkpoints usually have."""
 
+_OF_TORCH: Final = (b".ckpt", b".pt", b".pth")
+_SAFETENSORS: Final = b".safetensors"
+_IMPOSSIBLE: Final = "its header cannot be one of safetensors"
+_POINTERS: Final = (b"version https://git-lfs.github.com/", b"/annex/objects/")
+"""What Git LFS and git-annex leave in place of a file that they have not fetched."""
+_PICKLE: Final = re.compile(rb"\x80[\x02-\x05]")
 _BIN_PARTS: Final = (b"model", b"optimizer", b"scheduler", b"training_args", b"sampler", b"scaler")
 """What Transformers and Accelerate write as ``.bin``. Others are often arrays without a header,
 such as a data set of tokens, which may begin with zeros."""
+_ARCHIVE: Final = "archive"
 _ARCHIVES: Final = frozenset({"torch.save", "npz", "keras"})
 _READ_BYTES_MAX: Final = 256 * 1024 * 1024
 """A directory of an archive is shorter, unless the file lies about it."""
@@ -53,6 +62,7 @@ _ENDS: Final[dict[str, Callable[[Headers], int]]] = {
     "npy": npy.end_bytes,
     "gguf": gguf.end_bytes,
     "hdf5": hdf5.end_bytes,
+    "torch legacy": torch_legacy.end_bytes,
 }
 
 
@@ -70,21 +80,56 @@ def fault(read: Read, size_bytes: int, name: bytes) -> str:
     Raises:
         OSError: ``read`` failed.
     """
+    name = name.lower()
     head = read(0, min(KIND_BYTES, size_bytes))
-    kind = kind_of(head)
-    is_named = _is_checkpoint(name.lower())
-    # A short rest does not show which kind of archive it was.
-    if kind in _ARCHIVES or (is_named and zip_archive.begins(head)):
+    kind = _kind_of(head, name)
+    if kind == _ARCHIVE:
         return _archive_fault(read, size_bytes)
-    if kind in _ENDS:
-        return _length_fault(_ENDS[kind], Headers(read, size_bytes, closely=True))
-    if not is_named:
+    if kind:
+        headers = Headers(read, size_bytes, closely=True)
+        return _length_fault(_ENDS[kind], headers, is_named=name.endswith(_SAFETENSORS))
+    if not _is_checkpoint(name):
         return ""
     if not size_bytes:
         return "it is empty"
     if size_bytes < MAGIC_BYTES:
         return f"it is cut short: it has {size_bytes} bytes"
-    return "" if head.strip(b"\0") else "its first bytes are zeros"
+    if not head.strip(b"\0"):
+        return "its first bytes are zeros"
+    is_pointer = head.startswith(_POINTERS)
+    return _IMPOSSIBLE if name.endswith(_SAFETENSORS) and not is_pointer else ""
+
+
+def is_judged(read: Read, size_bytes: int, name: bytes) -> bool:
+    """Return whether a file without a fault has a known format.
+
+    Raises:
+        OSError: ``read`` failed.
+    """
+    return bool(_kind_of(read(0, min(KIND_BYTES, size_bytes)), name.lower()))
+
+
+def was_of_torch(read: Read, name: bytes) -> bool:
+    """Return whether a file that is not judged is broken if it has been a sound checkpoint.
+
+    Its name says that torch wrote it, and it is no pickle and no pointer, which a program may have
+    put in its place.
+
+    Raises:
+        OSError: ``read`` failed.
+    """
+    head = read(0, KIND_BYTES)
+    is_other = _PICKLE.match(head) is not None or head.startswith(_POINTERS)
+    return name.lower().endswith(_OF_TORCH) and not is_other
+
+
+def _kind_of(head: bytes, name: bytes) -> str:
+    """Return ``_ARCHIVE`` or a key of ``_ENDS``; empty if the format is unknown."""
+    kind = kind_of(head)
+    # A short rest does not show which kind of archive it was.
+    if kind in _ARCHIVES or (zip_archive.begins(head) and _is_checkpoint(name)):
+        return _ARCHIVE
+    return "torch legacy" if torch_legacy.begins(head) else kind
 
 
 def _is_checkpoint(name: bytes) -> bool:
@@ -125,11 +170,14 @@ def checksum_fault(read: Read, size_bytes: int) -> str:
     return f"its member {wrong} differs from its checksum" if wrong and is_any_right else ""
 
 
-def _length_fault(end_bytes: Callable[[Headers], int], headers: Headers) -> str:
+def _length_fault(end_bytes: Callable[[Headers], int], headers: Headers, *, is_named: bool) -> str:
+    """``is_named``: the file is called like one of safetensors, whose first bytes prove little."""
     try:
         needed = end_bytes(headers)
     except CutShortError:
         return f"it is cut short: its headers go on after {headers.size_bytes:,} bytes"
+    except ImpossibleError:
+        return _IMPOSSIBLE if is_named else ""
     except NoLayoutError:
         return ""
     if headers.size_bytes < needed:

@@ -1,6 +1,7 @@
 """``ciuic recover``: which files are broken, what replaces them, and what stays as it is."""
 
 import os
+import pickle
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.kit.box import Box
 from tests.kit.damage import flip_content
 from tests.kit.filesystems import disk
 from tests.kit.program import as_nobody
-from tests.kit.tensors import safetensors, torch_zip
+from tests.kit.tensors import safetensors, saved, torch_zip
 from tests.kit.trees import photograph
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -169,6 +170,81 @@ def test_a_broken_file_that_no_snapshot_has_is_moved_aside(box: Box) -> None:
     assert not new.exists()
     assert aside(new).read_bytes() == b"of an earlier time"
     assert aside(new, 2).read_bytes() == left
+
+
+NOISE = bytes(range(1, 256)) * 40
+"""Bytes of no format."""
+
+
+def test_what_was_a_checkpoint_and_is_in_no_known_format_comes_back(box: Box) -> None:
+    """A snapshot that has it as noise has no valid version; a pickle may have replaced another."""
+    names = ("a.pt", "b.ckpt", "c.pth", "d.pt", "tokens.bin", "log")
+    first, legacy, pickled, fresh, tokens, log = (box.source / name for name in names)
+    for path in (first, pickled):
+        path.write_bytes(torch_zip([b"x" * 9000]))
+    legacy.write_bytes(saved("state.legacy.pt"))
+    tokens.write_bytes(b"tokens" * 900)
+    good = take(box)
+    since = ("--since", moment(first.stat().st_ctime_ns))
+    for path in (first, legacy, fresh):
+        path.write_bytes(NOISE)
+    pickled.write_bytes(pickle.dumps({"step": 1}))
+    tokens.write_bytes(bytes(3000) + NOISE)
+    log.write_bytes(b"step")
+    take(box)
+
+    plan = box.ciuic("recover", *since, "--dry-run", "--json").document
+    assert (plan["checked"], plan["not_judged"]) == (6, 4)
+    done = box.ciuic("recover", *since)
+
+    assert done.code == 0, done.err
+    assert f"{first} is broken: an older version is a sound checkpoint, and this one" in done.out
+    assert "2 files were put back" in done.out
+    assert done.out.endswith("; 4 files in no known format, not judged\n")
+    assert [(found["path"], found["from"]) for found in plan["broken"]] == [
+        (str(first), good),
+        (str(legacy), good),
+    ]
+    assert first.read_bytes() == torch_zip([b"x" * 9000])
+    assert legacy.read_bytes() == saved("state.legacy.pt")
+    assert aside(first).read_bytes() == NOISE
+    assert fresh.read_bytes() == NOISE, "it has never been a checkpoint"
+    assert tokens.read_bytes() == bytes(3000) + NOISE
+    again = box.ciuic("recover", *since, "--json").document
+    assert (again["broken"], again["not_judged"]) == ([], 4)
+
+
+def test_a_version_in_no_known_format_is_used_only_if_there_is_no_other(box: Box) -> None:
+    known, other = box.source / "a.pt", box.source / "b.ckpt"
+    known.write_bytes(torch_zip([b"x" * 9000]))
+    other.write_bytes(NOISE)
+    take(box)
+    known.write_bytes(NOISE)
+    other.write_bytes(NOISE[::-1])
+    take(box)
+    known.write_bytes(b"")
+    other.write_bytes(b"")
+
+    assert box.ciuic("recover").code == 0
+    assert known.read_bytes() == torch_zip([b"x" * 9000])
+    assert other.read_bytes() == NOISE[::-1]
+
+
+def test_what_a_program_still_writes_is_not_broken_by_its_format(box: Box) -> None:
+    states = [box.source / name for name in ("a.pt", "b.pt")]
+    for state in states:
+        state.write_bytes(torch_zip([b"x" * 9000]))
+    take(box)
+    states[0].write_bytes(NOISE)
+    until_ns = states[0].stat().st_ctime_ns
+    while states[1].write_bytes(NOISE) and states[1].stat().st_ctime_ns <= until_ns:
+        pass
+
+    with states[0].open("r+b"):
+        done = box.ciuic("recover", "--until", moment(until_ns), "--json").document
+
+    assert (done["broken"], done["not_judged"]) == ([], 2)
+    assert [state.read_bytes() for state in states] == [NOISE, NOISE]
 
 
 def test_what_a_user_names_is_looked_at_whenever_it_changed(box: Box) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.kit.box import Box
 from tests.kit.daemon import wait_until
 from tests.kit.jobs import Run, state
-from tests.kit.tensors import safetensors
+from tests.kit.tensors import safetensors, torch_zip
 
 LIFE = """echo start >> {place}/starts
 n=$(wc -l < {place}/starts)
@@ -164,6 +164,23 @@ def test_a_checkpoint_that_was_cut_short_comes_back_before_the_job_starts_again(
     assert box.ciuic("snapshot").code == 0
     follows = [one["follows"] for one in box.ciuic("list", "--json").document]
     assert follows == [[{"path": str(weights), "snapshot": first}], [], []]
+
+
+def test_a_checkpoint_that_became_noise_comes_back_before_the_job_starts_again(
+    box: Box, tmp_path: Path
+) -> None:
+    state, whole = box.source / "last.pt", tmp_path / "whole"
+    for path in (state, whole):
+        path.write_bytes(torch_zip([b"a" * 5000]))
+    assert box.ciuic("snapshot").code == 0
+    (tmp_path / "noise").write_bytes(bytes(range(1, 251)) * 4)
+    more = f"[ $n = 1 ] && cp {tmp_path}/noise {state}; cmp {state} {whole}"
+
+    done = box.ciuic("run", "--job", "j", "--restart", "2", "--", *job(tmp_path, more))
+
+    assert done.code == 0, done.err
+    assert starts(tmp_path) == 2
+    assert "1 file was put back" in done.err
 
 
 def test_without_restart_broken_files_stay(box: Box, tmp_path: Path) -> None:

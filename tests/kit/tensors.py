@@ -3,8 +3,8 @@
 ``saved/`` has files by torch 2.13, safetensors 0.8, gguf, h5py 3.16 and numpy 2 of one state:
 ``w``, 200 by 150 of fp32, ``b``, five numbers, ``h``, 300 by 200 of bf16; all zeros except the
 first and the last element of ``w`` (1, 2) and of ``h`` (3, 4). A model of Keras 3.15 has only
-``w``. ``named.metadata`` is the ``.metadata`` file of a distributed checkpoint of ``layer.w`` and
-``layer.b``.
+``w``. ``state.legacy.pt`` is in the format of torch before 1.6. ``named.metadata`` is the
+``.metadata`` file of a distributed checkpoint of ``layer.w`` and ``layer.b``.
 """
 
 import io

@@ -1,6 +1,7 @@
 """Whether a checkpoint is complete by the rules of its own format."""
 
 import io
+import pickle
 import struct
 import zipfile
 import zlib
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ciuic.formats.soundness import checksum_fault, fault
+from ciuic.formats.soundness import checksum_fault, fault, was_of_torch
 from ciuic.formats.spans import layout
 from tests.kit.tensors import npy, saved, torch_zip
 
@@ -51,7 +52,7 @@ def compressed() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("name", [*SAVED, "state.legacy.pt"])
 def test_files_of_real_libraries_are_sound(name: str) -> None:
     data = saved(name)
     assert fault_of(data) == ""
@@ -68,6 +69,23 @@ def test_a_file_that_is_truncated_anywhere_is_broken(name: str, share: float) ->
     # A distributed checkpoint that is cut between two archives looks like a shorter one.
     assume(not data[:kept].endswith(b"PK\x05\x06" + data[max(kept - 18, 0) : kept]))
     assert fault_of(data[:kept], b"model.pt") != ""
+
+
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_file_of_the_legacy_format_that_is_truncated_anywhere_is_broken(share: float) -> None:
+    data = saved("state.legacy.pt")
+    kept = int(share * len(data))
+    assert fault_of(data[:kept], b"model.pt").startswith("it is ")
+    assert fault_of(data + b"more") == ""
+
+
+@pytest.mark.parametrize("opcodes", [b"h\xff", b"0", b"R", b"\xff", b"."])
+def test_a_changed_file_of_the_legacy_format_never_stops_a_search(opcodes: bytes) -> None:
+    """Of an odd one, nothing is known; of one that ends early, it is known that it goes on."""
+    data = saved("state.legacy.pt")
+    for at in range(15, data.index(b"\0\0\x80\x3f")):
+        what = fault_of(data[:at] + opcodes + data[at + len(opcodes) :])
+        assert what == "" or what.startswith("it is cut short")
 
 
 @given(share=st.floats(0, 1, exclude_max=True))
@@ -120,6 +138,31 @@ def test_files_of_no_known_format_are_never_broken() -> None:
 def test_an_array_without_a_header_may_begin_with_zeros() -> None:
     for data in (b"", bytes(2), bytes(5000)):
         assert fault_of(data, b"train.bin") == ""
+
+
+def test_a_header_that_cannot_be_one_of_safetensors_is_a_fault_of_files_with_that_name() -> None:
+    whole = saved("state.safetensors")
+    length = int.from_bytes(whole[:8], "little")
+    table = whole[8 : 8 + length]
+    for data in (
+        bytes(64) + whole[64:],
+        b"text" * 500,
+        whole[:8] + table.replace(b'"', b"'") + whole[8 + length :],
+        whole[:8] + table.replace(b"[200,150]", b"[201,150]") + whole[8 + length :],
+        bytes(8) + b"{" + bytes(800),
+    ):
+        assert data != whole
+        assert fault_of(data, b"M.SafeTensors") == "its header cannot be one of safetensors"
+        assert fault_of(data, b"tokens.bin") == "", "an array without a header"
+    assert fault_of(whole, b"m.safetensors") == ""
+
+
+def test_only_what_no_program_puts_in_place_of_a_checkpoint_is_suspected() -> None:
+    pointers = (b"version https://git-lfs.github.com/spec/v1\n", b"/annex/objects/SHA256E-s9--1\n")
+    for data in (*pointers, pickle.dumps({}), pickle.dumps({}, 2)):
+        assert not was_of_torch(reader(data), b"a.pt")
+    assert was_of_torch(reader(b"noise" * 200), b"a.CKPT")
+    assert not was_of_torch(reader(b"noise" * 200), b"tokens.bin")
 
 
 @pytest.mark.parametrize("name", [b"model.safetensors", b"step_5.PT", b"PyTorch_Model-00001.bin"])

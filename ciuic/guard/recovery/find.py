@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ciuic.errors import CancelledError
-from ciuic.formats.soundness import checksum_fault, fault
+from ciuic.formats.soundness import checksum_fault, fault, is_judged, was_of_torch
 from ciuic.guard.recovery.report import BrokenFile
 from ciuic.model import PathWarning
 from ciuic.source.exclusions import Exclusions
@@ -20,6 +20,7 @@ __all__ = ["Finder", "Window", "aside_name", "identity_of"]
 
 _ASIDE: Final = re.compile(rb"\..*\.broken-[0-9]+", re.DOTALL)
 _NAME_BYTES_MAX: Final = 255
+_NO_LONGER: Final = "an older version is a sound checkpoint, and this one is in no known format"
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -65,6 +66,7 @@ class Finder:
 
     Attributes:
         checked: How many files were checked.
+        unjudged: How many of them are in no known format, and have not been yielded.
         left_alone: Broken files that another program is writing.
     """
 
@@ -77,6 +79,7 @@ class Finder:
         cancelled: Callable[[], bool],
     ) -> None:
         self.checked = 0
+        self.unjudged = 0
         self.left_alone: list[PathWarning] = []
         self._window = window
         self._exclusions = exclusions
@@ -86,7 +89,10 @@ class Finder:
         self._pseudo = PseudoMounts()
 
     def find(self, roots: Sequence[bytes]) -> Iterator[BrokenFile]:
-        """Yield the broken files at and below paths. What cannot be read is passed over."""
+        """Yield the broken files at and below paths, and those that are suspected to be.
+
+        What cannot be read is passed over.
+        """
         for root in roots:
             if root in self._seen:
                 continue
@@ -131,20 +137,26 @@ class Finder:
             status = os.fstat(fd)
             self.checked += 1
             self._seen.add(path)
-            what = self._fault(fd, status, name, is_named=is_named)
-            if not what:
-                return
-            until_ns = self._window.until_ns
-            if has_writer(fd) or (until_ns is not None and status.st_ctime_ns > until_ns):
+
+            def read(offset_bytes: int, length_bytes: int) -> bytes:
+                return os.pread(fd, length_bytes, offset_bytes)
+
+            what = fault(read, status.st_size, name)
+            if not what and (is_named or status.st_ctime_ns >= self._window.saved_ns):
+                what = checksum_fault(read, status.st_size)
+            is_suspected = False
+            if not what and not is_judged(read, status.st_size, name):
+                is_suspected = was_of_torch(read, name) and not self._is_written(fd, status)
+                self.unjudged += not is_suspected
+            if is_suspected:
+                what = _NO_LONGER
+            elif what and self._is_written(fd, status):
                 self.left_alone.append(PathWarning(path, f"{what}; another program writes it"))
                 return
-        yield BrokenFile(path, what, identity_of(status))
+        if what:
+            yield BrokenFile(path, what, identity_of(status), is_suspected=is_suspected)
 
-    def _fault(self, fd: int, status: os.stat_result, name: bytes, *, is_named: bool) -> str:
-        def read(offset_bytes: int, length_bytes: int) -> bytes:
-            return os.pread(fd, length_bytes, offset_bytes)
-
-        what = fault(read, status.st_size, name)
-        if not what and (is_named or status.st_ctime_ns >= self._window.saved_ns):
-            what = checksum_fault(read, status.st_size)
-        return what
+    def _is_written(self, fd: int, status: os.stat_result) -> bool:
+        until_ns = self._window.until_ns
+        is_late = until_ns is not None and status.st_ctime_ns > until_ns
+        return bool(has_writer(fd)) or is_late

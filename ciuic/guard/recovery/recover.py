@@ -65,10 +65,12 @@ def recover(
     # The directories of one schedule may be inside those of another: the innermost one counts.
     for search in sorted(searches, key=lambda one: len(one.root), reverse=True):
         finder = Finder(search.window, Exclusions(exclude), store.path, seen, cancelled)
-        broken = list(finder.find([search.root]))
-        choose_versions(store, search.snapshots, broken, cancelled)
+        found_here = list(finder.find([search.root]))
+        choose_versions(store, search.snapshots, found_here, cancelled)
+        broken = [one for one in found_here if one.version is not None or not one.is_suspected]
         work += [(found, search.snapshots) for found in broken]
         report.checked += finder.checked
+        report.not_judged += finder.unjudged + len(found_here) - len(broken)
         report.left_alone += finder.left_alone
         # So that it counts for the files that its window passes over, too.
         seen.add(search.root)

@@ -37,6 +37,7 @@ class BrokenFile:
         path: Absolute.
         what: Why it is broken.
         identity: Device, inode, length and time of modification when it was found.
+        is_suspected: Its format is unknown: it is broken only if a snapshot has it in a known one.
         version: What replaces it; None: no snapshot has a valid version.
         refused: Contents of versions that turned out to be broken as well.
         aside: Where it was moved; empty: it is still in its place.
@@ -46,6 +47,7 @@ class BrokenFile:
     path: bytes
     what: str
     identity: tuple[int, int, int, int]
+    is_suspected: bool = False
     version: Version | None = None
     refused: set[bytes] = field(default_factory=set)
     aside: bytes = b""
@@ -73,6 +75,7 @@ class RecoveryReport:
     Attributes:
         is_dry_run: Nothing was changed.
         checked: How many files were checked.
+        not_judged: How many of them are in no known format, so that no fault can be seen.
         broken: The broken files.
         left_alone: Broken files that another program writes, and skipped paths, and why they stay.
         total_s: How long it took.
@@ -80,6 +83,7 @@ class RecoveryReport:
 
     is_dry_run: bool = False
     checked: int = 0
+    not_judged: int = 0
     broken: list[BrokenFile] = field(default_factory=list)
     left_alone: list[PathWarning] = field(default_factory=list)
     total_s: float = 0.0
@@ -99,6 +103,7 @@ class RecoveryReport:
         return {
             "dry_run": self.is_dry_run,
             "checked": self.checked,
+            "not_judged": self.not_judged,
             "broken": [found.as_json() for found in self.broken],
             "left_alone": [found.as_json() for found in self.left_alone],
             "total_s": round(self.total_s, 6),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ciuic.catalog import list_snapshots
 from ciuic.catalog.whose import of_host, of_this_machine
 from ciuic.errors import CancelledError, CorruptionError, UnknownFormatError, UsageError
-from ciuic.formats.soundness import fault
+from ciuic.formats.soundness import fault, is_judged
 from ciuic.guard.recovery.report import BrokenFile, Version
 from ciuic.model import (
     CONSISTENT,
@@ -107,8 +107,9 @@ def choose_versions(
 ) -> None:
     """Set ``version`` of each file to its newest valid version, or to None.
 
-    A version is valid if it was not being written, and its format has no fault. Its bytes are
-    checked when it is restored.
+    A version is valid if it was not being written, and its format has no fault. One in no known
+    format counts only if there is none in a known one, and never for a file that is suspected. The
+    bytes of a version are checked when it is restored.
 
     Args:
         store: The open store.
@@ -117,6 +118,7 @@ def choose_versions(
         cancelled: Called for each snapshot.
     """
     waiting = sorted(broken, key=lambda one: one.path)
+    unjudged: dict[bytes, Version] = {}
     for found in waiting:
         found.version = None
     for summary in snapshots:
@@ -130,15 +132,23 @@ def choose_versions(
             continue
         for found in waiting:
             entry = _entry(locator, found)
-            if entry is not None and _is_valid(store, entry):
-                found.version = Version(
-                    summary.id,
-                    summary.taken_ns,
-                    entry.content,
-                    entry.size_bytes,
-                    summary.owner.machine.name,
-                )
+            if entry is None:
+                continue
+            version = Version(
+                summary.id,
+                summary.taken_ns,
+                entry.content,
+                entry.size_bytes,
+                summary.owner.machine.name,
+            )
+            match _is_known(store, entry):
+                case True:
+                    found.version = version
+                case False if not found.is_suspected:
+                    unjudged.setdefault(found.path, version)
         waiting = [found for found in waiting if found.version is None]
+    for found in waiting:
+        found.version = unjudged.get(found.path)
 
 
 def _entry(locator: Locator, found: BrokenFile) -> Entry | None:
@@ -151,10 +161,13 @@ def _entry(locator: Locator, found: BrokenFile) -> Entry | None:
     return located.entry
 
 
-def _is_valid(store: Store, entry: Entry) -> bool:
+def _is_known(store: Store, entry: Entry) -> bool | None:
+    """Return whether a version has a known format; None if it is not valid."""
     if entry.state != CONSISTENT:
-        return False
+        return None
+    read = StoredFile(store, entry).read
     try:
-        return not fault(StoredFile(store, entry).read, entry.size_bytes, entry.name)
+        what = fault(read, entry.size_bytes, entry.name)
+        return None if what else is_judged(read, entry.size_bytes, entry.name)
     except (CorruptionError, UnknownFormatError):
-        return False
+        return None
