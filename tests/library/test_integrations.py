@@ -98,8 +98,10 @@ def test_lightning_goes_on_with_the_newest_checkpoint_that_is_complete_and_undam
 
     with SnapshotManager(store, layers=layers) as manager:
         plugin = snapshot_io(manager)
-        assert plugin.latest == "step-1.ckpt"
-        assert plugin.load_checkpoint(plugin.latest)["loops"] == {"fit": 1}
+        with pytest.warns(RuntimeWarning, match="1 snapshot could not be loaded"):
+            latest = plugin.latest
+        assert latest == "step-1.ckpt"
+        assert plugin.load_checkpoint(latest)["loops"] == {"fit": 1}
 
 
 class Counter:

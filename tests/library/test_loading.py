@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -214,8 +215,11 @@ def test_a_damaged_state_is_repaired_or_an_older_one_is_loaded_over_it(tmp_path,
         if not has_parity:
             shutil.rmtree(store / "parity")
 
-        loaded = manager.load_latest_snapshot(model=target)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            loaded = manager.load_latest_snapshot(model=target)
 
+        assert len(told) == (0 if has_parity else 1)
         assert loaded["step"] == (2 if has_parity else 1)
         expected = newer if has_parity else older
         assert all(map(torch.equal, target.parameters(), expected.parameters()))

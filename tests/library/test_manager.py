@@ -299,8 +299,15 @@ def test_a_damaged_snapshot_is_passed_over_and_named(tmp_path):
             flip_byte(pack, pack.stat().st_size // 2)
         shutil.rmtree(store / "parity")
 
-        loaded = manager.load_latest_snapshot()
+        with pytest.warns(RuntimeWarning) as warned:
+            loaded = manager.load_latest_snapshot()
 
+        (said,) = [str(one.message) for one in warned]
+        assert said.startswith(
+            f"ciuic: 1 snapshot could not be loaded, and the state is that of {good} (epoch 1):"
+            f" {bad}: {loaded.skipped[bad]}"
+        )
+        assert warned[0].filename == __file__, "the line that loads"
         assert loaded.snapshot_id == good
         assert list(loaded.skipped) == [bad]
         assert np.array_equal(loaded["model_state_dict"]["w"], state(1)["w"])
@@ -341,7 +348,8 @@ def test_a_damaged_manifest_is_named(tmp_path):
         assert manager.load_latest_snapshot()["epoch"] == 2  # from the copy of its manifest
         shutil.rmtree(store / "parity")
 
-        loaded = manager.load_latest_snapshot()
+        with pytest.warns(RuntimeWarning, match=f"could not be loaded, .*{bad}"):
+            loaded = manager.load_latest_snapshot()
 
         assert loaded["epoch"] == 1
         assert bad in loaded.skipped

@@ -319,7 +319,12 @@ def test_all_ranks_resume_from_an_older_snapshot_if_a_part_is_damaged(rank, tmp_
     newest = managers[0].wait()
     damage_part_of_rank_1(tmp_path / "store", newest)
 
-    states = together(*[manager.load_latest_snapshot for manager in managers])
+    with pytest.warns(RuntimeWarning) as told:
+        states = together(*[manager.load_latest_snapshot for manager in managers])
+    assert len(told) == 1, "rank 0 alone warns"
+    assert f"could not be loaded, and the state is that of {states[0].snapshot_id}" in str(
+        told[0].message
+    )
     assert [state["step"] for state in states] == [1, 1]
     assert [list(state.skipped) for state in states] == [[newest], [newest]]
     for error in together(*[lambda one=one: one.load_snapshot(2) for one in managers]):

@@ -17,14 +17,17 @@ from ciuic.ids import SnapshotId
 from ciuic.model import SnapshotSummary
 from ciuic.store.store import Store
 from ciuic.system.machine import this_machine
+from ciuic.training.completeness import warn_program
 from ciuic.training.finding import FULL, WEIGHTS, begun_snapshots, run_of
 from ciuic.training.loading.places import FindPlaces
 from ciuic.training.loading.state import LoadedState, load
 from ciuic.training.ranks.job import Job
 from ciuic.training.values.arguments import shown
+from ciuic.units import counted
 
 __all__ = ["LoadOptions", "RemovedError", "check_mixture", "newest_state", "read_listed"]
 
+_NAMED_MAX: Final = 3
 _OPTIMIZER: Final = "optimizer_state_dict"
 _OF_OPTIMIZER: Final = frozenset([_OPTIMIZER, "scheduler_state_dict", "scaler_state_dict", "step"])
 """The sections that a state takes from an older one, and the older step."""
@@ -105,6 +108,7 @@ def newest_state(
         if joins and _OPTIMIZER not in state:
             older = begun[begun.index(summary) :]
             _join(store, state, [one for one in older if one in full], options)
+        _warn_of_skipped(state)
         return state
     if not skipped:
         return None
@@ -131,6 +135,21 @@ def _warn_of_another_machine(loaded: SnapshotSummary, begun: Iterable[SnapshotSu
             RuntimeWarning,
             stacklevel=8,
         )
+
+
+def _warn_of_skipped(state: LoadedState) -> None:
+    """Warn of the snapshots that could not be loaded: the training goes on from an older state."""
+    if not state.skipped:
+        return
+    said = [f"{one}: {what}" for one, what in state.skipped.items()]
+    if len(said) > _NAMED_MAX:
+        said[_NAMED_MAX:] = [f"and {len(said) - _NAMED_MAX} more: see 'skipped' of the state"]
+    counts = [f"{name} {state[name]}" for name in ("epoch", "step") if state.get(name) is not None]
+    which = f" ({', '.join(counts)})" if counts else ""
+    warn_program(
+        f"{counted(len(state.skipped), 'snapshot')} could not be loaded, and the state is that of"
+        f" {state.snapshot_id}{which}: {'; '.join(said)}"
+    )
 
 
 def _join(
