@@ -35,6 +35,7 @@ A SourceError never becomes a StoreError, and a StoreError never becomes a Sourc
 store were taken for an unreadable file, a snapshot with a hole in it would be committed.
 """
 
+import errno
 import re
 from collections.abc import Mapping
 from typing import Any, Final, Self
@@ -44,6 +45,7 @@ __all__ = [
     "DAMAGE",
     "DONE",
     "FAILED",
+    "FILE_SIZE_HINT",
     "TROUBLE",
     "USAGE",
     "AccessDeniedError",
@@ -292,6 +294,9 @@ class ResourceError(CiuicError):
     default_hint = "Raise the limit (ulimit -n, or LimitNOFILE= in the unit) and run it again."
 
 
+FILE_SIZE_HINT: Final = "Raise the limit on file sizes (ulimit -f, or LimitFSIZE= in the unit)."
+
+
 class CancelledError(CiuicError):
     """The run stopped on request; nothing was committed."""
 
@@ -322,6 +327,10 @@ def shortage(error: BaseException) -> ResourceError | None:
             " ciuic again."
         )
         return ResourceError(f"a part of the program cannot be loaded: {reason}", hint=hint)
+    if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
+        return ResourceError("too many files are open")
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return ResourceError("that exceeds the limit on file sizes", hint=FILE_SIZE_HINT)
     if isinstance(error, RuntimeError) and str(error).endswith("start new thread"):
         # Each thread reserves address space for its stack.
         hint = (

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from ciuic import errors
-from ciuic.errors import CiuicError, ResourceError, StoreError
+from ciuic.errors import CiuicError, ResourceError, StoreError, shortage
 from ciuic.system.priority import set_session_nice
 from ciuic.system.workers.threads import start
 
@@ -32,6 +32,7 @@ IGNORED_SIGNALS: Final = (
 """What a terminal or a scheduler sends to every process of a job; the writer finishes its save."""
 
 _NICE: Final = 10
+_NOT_STARTED: Final = "the process that stores snapshots cannot be started"
 _PROGRAM: Final = """\
 import sys
 sys.path[:] = {path!a}
@@ -56,7 +57,7 @@ class WriterProcess:
 
     Raises:
         StoreError: The process cannot be started.
-        ResourceError: No thread can be started to listen to it.
+        ResourceError: Too many files are open, or no thread can be started to listen to it.
     """
 
     def __init__(
@@ -65,8 +66,7 @@ class WriterProcess:
         # No lock: an exception between two lines could leave it locked. Each call is atomic.
         self._waiting: deque[Future[Message]] = deque()
         self.is_loose = False
-        their_requests, self._requests = os.pipe()
-        answers, their_answers = os.pipe()
+        their_requests, self._requests, answers, their_answers = _two_pipes()
         # Last: ciuic's directory is usually on the path, and must not precede the standard library.
         home = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
         program = _PROGRAM.format(
@@ -96,8 +96,11 @@ class WriterProcess:
             os.close(answers)
             if not isinstance(error, OSError):
                 raise
+            limit = shortage(error)
+            if limit is not None:
+                raise ResourceError(f"{_NOT_STARTED}: {limit.message}", hint=limit.hint) from error
             raise StoreError(
-                f"the process that stores snapshots cannot be started: {error}",
+                f"{_NOT_STARTED}: {error}",
                 hint="It runs this program's Python: check sys.executable.",
             ) from error
         finally:
@@ -197,6 +200,27 @@ class WriterProcess:
                     " memory is short, the kernel's log says so.",
                 )
             )
+
+
+def _two_pipes() -> tuple[int, int, int, int]:
+    """Return two pipes.
+
+    Raises:
+        ResourceError: Too many files are open.
+    """
+    made: list[int] = []
+    try:
+        made += os.pipe()
+        made += os.pipe()
+    except OSError as error:
+        for fd in made:
+            os.close(fd)
+        limit = shortage(error) or error
+        if isinstance(limit, ResourceError):
+            limit = ResourceError(f"{_NOT_STARTED}: {limit.message}", hint=limit.hint)
+        raise limit from error
+    one, two, three, four = made
+    return one, two, three, four
 
 
 def _absolute(directories: Sequence[str]) -> list[str]:

@@ -171,8 +171,9 @@ def test_a_state_that_finds_no_memory_is_refused_and_a_smaller_one_is_copied(buf
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, hard))
     try:
-        with pytest.raises(ResourceError, match="not enough memory to copy"):
+        with pytest.raises(ResourceError, match="limit on file sizes") as refused:
             stager.stage({"model_state_dict": {"w": np.ones(3_000_000)}})
+        assert "ulimit -f" in refused.value.hint
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -272,3 +273,52 @@ def test_a_state_that_the_machine_has_no_memory_for_takes_none():
     assert done.returncode == 0, done.stderr
     assert "not enough memory to copy a state of" in done.stdout
     assert "there is room for" in done.stdout
+
+
+OPEN = """
+import os, resource, sys
+import numpy as np
+from ciuic import SnapshotManager
+from ciuic.errors import CiuicError
+manager = SnapshotManager(sys.argv[1])
+manager.save_snapshot({"w": np.ones(9)}, step=1, wait=True)
+manager.close()
+before = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+refused = set()
+while True:
+    try:
+        with SnapshotManager(sys.argv[1]) as manager:
+            manager.save_snapshot({"w": np.ones(300_000)}, step=2, wait=True)
+            assert manager.load_latest_snapshot()["step"] == 2
+        break
+    except CiuicError as error:
+        refused.add((error.message, error.hint))
+    os.close(held.pop())
+for fd in held:
+    os.close(fd)
+assert len(os.listdir("/proc/self/fd")) == before
+for message, hint in refused:
+    print(message, "|", hint)
+"""
+
+
+def test_a_limit_on_open_files_is_named_wherever_a_save_reaches_it(tmp_path):
+    """A refusal leaves no file open. With enough free descriptors, the program saves."""
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, tmp_path / "store"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stdout.splitlines()
+    assert any("snapshots cannot be started: too many files are open" in one for one in said)
+    for one in said:
+        assert one.partition(" | ")[2].startswith("Raise the limit (ulimit -n, "), one

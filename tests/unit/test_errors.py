@@ -1,6 +1,7 @@
 """Every error has a kind, a sentence, an exit code, and passes the control socket."""
 
 import ast
+import errno
 import pickle
 import re
 from collections.abc import Iterator
@@ -62,7 +63,8 @@ PUBLIC = [one for one in tree(CiuicError) if one.__module__ == "ciuic.errors"]
 
 def test_the_table_of_exit_codes_is_total():
     assert {one.__name__ for one in PUBLIC} == set(EXIT_CODES)
-    others = {"BUSY", "DAMAGE", "DONE", "FAILED", "TROUBLE", "USAGE", "exit_code", "shortage"}
+    codes = {"BUSY", "DAMAGE", "DONE", "FAILED", "TROUBLE", "USAGE"}
+    others = {*codes, "FILE_SIZE_HINT", "exit_code", "shortage"}
     assert set(errors.__all__) == {*EXIT_CODES, *others}
 
 
@@ -156,6 +158,10 @@ def test_the_edges_are_the_only_places_that_catch_everything():
     ("raised", "said"),
     [
         (MemoryError(), "not enough memory"),
+        (OSError(errno.EMFILE, "Too many open files"), "too many files are open"),
+        (OSError(errno.ENFILE, "Too many open files in system"), "too many files are open"),
+        (OSError(errno.EFBIG, "File too large"), "the limit on file sizes"),
+        (OSError(errno.EIO, "Input/output error"), None),
         (ImportError("\nIMPORTANT\n\nOriginal error was: no.so: failed to map segment\n"), "no.so"),
         (ModuleNotFoundError("No module named 'numpy'"), "'numpy'"),
         (ImportError(), "no reason"),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from ciuic.errors import (
+    FILE_SIZE_HINT,
     CommitUncertainError,
     ReadOnlyError,
     ResourceError,
@@ -19,7 +20,6 @@ __all__ = ["CREATE", "store_faults", "uncertain_change", "uncertain_commit", "un
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE}
-_FILE_TOO_LARGE = "Raise the limit on file sizes (ulimit -f, or LimitFSIZE= in the unit)."
 CREATE = "create the store"
 """What ``store_faults`` is told of a store that does not exist yet."""
 _ELSEWHERE = "Choose a directory in which this user may make files and directories."
@@ -60,7 +60,7 @@ def translated(error: OSError, doing: str, path: str) -> StoreError:
     if error.errno in _OWN_LIMITS:
         return StoreError(message, hint=ResourceError.default_hint)
     if error.errno == errno.EFBIG:
-        return StoreError(message, hint=_FILE_TOO_LARGE)
+        return StoreError(message, hint=FILE_SIZE_HINT)
     if error.errno in {errno.EACCES, errno.EPERM}:
         return StoreError(message, hint=_ELSEWHERE if doing == CREATE else _NOT_YOURS)
     if error.errno == errno.EROFS:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from ciuic.errors import ResourceError
+from ciuic.errors import ResourceError, shortage
 from ciuic.system.limits import memory_room_bytes
 
 __all__ = ["StagingBuffer"]
@@ -21,10 +21,16 @@ class StagingBuffer:
 
     Attributes:
         fd: Its descriptor.
+
+    Raises:
+        ResourceError: Too many files are open.
     """
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("ciuic-state", os.MFD_CLOEXEC)
+        try:
+            self.fd = os.memfd_create("ciuic-state", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise shortage(error) or error from error
         self._size_bytes = 0
         self._memory = np.empty(0, np.uint8)
 
@@ -35,7 +41,7 @@ class StagingBuffer:
         same array.
 
         Raises:
-            ResourceError: There is not enough memory.
+            ResourceError: There is not enough memory, or a limit on files is reached.
         """
         if size_bytes > self._size_bytes:
             # In steps: a state that grows by a few bytes does not cost a new mapping each time.
@@ -50,6 +56,13 @@ class StagingBuffer:
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
                 mapped = mmap.mmap(self.fd, size_bytes, flags)
             except (OSError, MemoryError) as error:
+                # The kernel counts shared memory as a file, and a mapping needs a descriptor.
+                limit = shortage(error) if isinstance(error, OSError) else None
+                if limit is not None:
+                    raise ResourceError(
+                        f"a state of {size_bytes:,} bytes cannot be copied: {limit.message}",
+                        hint=limit.hint,
+                    ) from error
                 raise ResourceError(
                     f"there is not enough memory to copy a state of {size_bytes:,} bytes",
                     hint="Free memory, or raise the limit of the container or job: a save needs as"
