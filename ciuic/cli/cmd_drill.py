@@ -104,7 +104,8 @@ def command(
     doctor'. If this machine has no snapshot, ciuic takes that of the only other one, and says so.
 
     Exits with 4 if the store is damaged or a restored file differs, with 1 if the scratch directory
-    could not take a file, and with 3 if only a checkpoint did not load.
+    could not take a file, and with 3 if only a checkpoint did not load, or if the snapshot has no
+    file and an older one has some.
     """
     try:
         size_max_bytes = parse_size_bytes(size)
@@ -127,6 +128,8 @@ def command(
         record_drill(
             lambda wait_s: opened(session, write=True, wait_s=wait_s), report, clock.now_ns()
         )
+    if report.problem:
+        click.echo(f"ciuic: {printable(report.problem)}", err=True)
     if as_json:
         print_json(report.as_json())
     else:
@@ -155,7 +158,7 @@ def _exit_code(report: DrillReport) -> int:
         return DAMAGE
     if report.unrestored:
         return FAILED
-    return TROUBLE if report.unloadable else DONE
+    return DONE if report.ok else TROUBLE
 
 
 def _print(report: DrillReport) -> None:
@@ -195,7 +198,7 @@ def _print_restored(report: DrillReport, when: str) -> None:
 
 
 def _outcome(report: DrillReport) -> str:
-    if not report.ok:
+    if report.outcome:
         return report.outcome
     return "no fault" if report.files else "the snapshot has no complete file to practice on"
 

@@ -30,6 +30,8 @@ from ciuic.model import (
     PathWarning,
     SnapshotSummary,
     complete_ones,
+    covers,
+    newest_first,
     path_text,
 )
 from ciuic.progress import Progress
@@ -39,10 +41,10 @@ from ciuic.restore.targets import RestoreRequest
 from ciuic.store.index.places import DrillRecord
 from ciuic.store.records.manifest import Manifest
 from ciuic.store.store import Store
-from ciuic.system.clock import Clock
+from ciuic.system.clock import Clock, local_time_text
 from ciuic.system.free_space import free_space
 from ciuic.system.machine import this_machine
-from ciuic.units import format_bytes
+from ciuic.units import format_bytes, format_files
 from ciuic.view.listing import readable_roots, walk
 from ciuic.view.located import Located
 
@@ -123,8 +125,29 @@ def drill(
     if not request.is_dry_run:
         with _scratch(request.scratch) as directory:
             run.practice(chosen, os.fsencode(directory))
+    if report.ok and not (report.chosen if request.is_dry_run else report.files):
+        report.problem = _fuller(store, summary)
     report.total_s = clock.monotonic_s() - began_s
     return report
+
+
+def _fuller(store: Store, summary: SnapshotSummary) -> str:
+    """Say that an older snapshot has files where this one has none; empty: none has."""
+    older = [
+        one
+        for one in newest_first(complete_ones(list_snapshots(store)))
+        if one.taken_ns < summary.taken_ns
+        and one.files
+        and covers(one.roots, summary.roots)
+        and one.owner.machine.is_same(summary.owner.machine)
+    ]
+    if not older:
+        return ""
+    return (
+        f"{summary.id} has no complete file, so nothing shows that a restore works, and"
+        f" {older[0].id} of {local_time_text(older[0].taken_ns)} has"
+        f" {format_files(older[0].files)}: have they been lost?"
+    )
 
 
 def record_drill(

@@ -59,6 +59,7 @@ class DrillReport:
         different: Paths that were restored and differ from the snapshot.
         unrestored: Paths that the scratch directory could not take.
         loaded: The checkpoints among the restored files.
+        problem: That the snapshot has no file, and an older one has some; empty: this is not so.
         not_recorded: Why the chunk index did not take the record; empty if it did.
     """
 
@@ -75,6 +76,7 @@ class DrillReport:
     different: list[PathWarning] = field(default_factory=list)
     unrestored: list[PathWarning] = field(default_factory=list)
     loaded: list[Loaded] = field(default_factory=list)
+    problem: str = ""
     not_recorded: str = ""
 
     @property
@@ -84,8 +86,12 @@ class DrillReport:
 
     @property
     def ok(self) -> bool:
-        """Every chosen path came back as the snapshot has it, and every checkpoint loaded."""
-        return not (self.damaged or self.different or self.unrestored or self.unloadable)
+        """Every chosen path came back as the snapshot has it, and every checkpoint loaded.
+
+        False also if nothing was chosen because all files are gone since an older snapshot.
+        """
+        bad = self.damaged or self.different or self.unrestored or self.unloadable
+        return not (bad or self.problem)
 
     @property
     def outcome(self) -> str:
@@ -112,6 +118,7 @@ class DrillReport:
             "damaged": [found.as_json() for found in self.damaged],
             "different": [found.as_json() for found in self.different],
             "unrestored": [found.as_json() for found in self.unrestored],
+            "problem": self.problem or None,
             "loaded": [found.as_json() for found in self.loaded],
             "recorded": not self.not_recorded and not self.is_dry_run,
         }

@@ -86,7 +86,7 @@ class Drills:
             store_id=self._store_id,
         )
         if report is not None:
-            outcome = report.outcome or None
+            outcome = report.outcome or report.problem or None
             self._outcomes.note("drill", ok=report.ok, snapshot=report.snapshot_id, outcome=outcome)
 
 
@@ -152,6 +152,8 @@ def _tell(report: DrillReport) -> None:
     if report.ok:
         loaded = sum(bool(found.by) for found in report.loaded)
         _log.info("%s; %s loaded", text, counted(loaded, "checkpoint"))
+    elif report.problem:
+        _log.warning("drill: %s", report.problem)
     else:
         first = _first(report)
         where = f", first {path_text(first.path)}: {first.what}" if first is not None else ""

@@ -10,6 +10,7 @@ import pytest
 from ciuic.config.load import load_settings
 from ciuic.control import request_status
 from ciuic.drill.drill import last_drill
+from ciuic.drill.report import DrillReport
 from ciuic.snapshot.plan import TakeRequest
 from ciuic.snapshot.take import take_snapshot
 from ciuic.store.directory.create import create_store
@@ -35,6 +36,15 @@ def take(machine: Machine, *, days_ago: float) -> str:
 def recorded(machine: Machine) -> DrillRecord | None:
     with open_store(str(machine.store)) as store:
         return last_drill(store)
+
+
+def practiced(machine: Machine, scratch: Path) -> DrillReport | None:
+    return practice(
+        load_settings(str(machine.config)),
+        clock=SystemClock(),
+        environ={"CACHE_DIRECTORY": str(scratch)},
+        cancelled=lambda: False,
+    )
 
 
 def shown(machine: Machine) -> dict[str, Any]:
@@ -80,15 +90,27 @@ def test_a_drill_is_of_the_configured_directories(machine: Machine, scratch: Pat
         request = TakeRequest(roots=(os.fsencode(scratch),), schedule="")
         take_snapshot(store, request, clock=SystemClock())
 
-    report = practice(
-        load_settings(str(machine.config)),
-        clock=SystemClock(),
-        environ={"CACHE_DIRECTORY": str(scratch)},
-        cancelled=lambda: False,
-    )
+    report = practiced(machine, scratch)
 
     assert report is not None
     assert report.snapshot_id == old
+
+
+def test_a_drill_of_a_snapshot_that_lost_all_files_is_a_warning(
+    machine: Machine, scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.configure()
+    old = take(machine, days_ago=2)
+    for path in machine.source.iterdir():
+        path.unlink()
+    empty = take(machine, days_ago=1)
+
+    report = practiced(machine, scratch)
+
+    assert report is not None
+    assert not report.ok
+    assert f"drill: {empty} has no complete file" in caplog.text
+    assert f"and {old} of " in caplog.text
 
 
 def test_a_drill_that_finds_damage_logs_an_error_and_records_it(

@@ -225,6 +225,26 @@ def test_a_snapshot_of_empty_roots_is_no_error(box: Box, scratch: Path) -> None:
     assert practice(box).startswith("note: ")
 
 
+def test_a_snapshot_that_lost_all_files_is_no_success(box: Box, scratch: Path) -> None:
+    fill(box)
+    for path in [path for path in box.source.rglob("*") if not path.is_dir()]:
+        path.unlink()
+    box.take()
+    empty, full = [one.id for one in box.snapshots()]
+    said = f"ciuic: {empty} has no complete file, so nothing shows that a restore works, and {full}"
+
+    for more in ([], ["--full"], ["--dry-run"]):
+        done = box.ciuic("drill", "--scratch", scratch, "--json", *more)
+        assert done.code == 3, done.err
+        assert said in done.err
+        assert (done.document["ok"], done.document["files"]) == (False, 0)
+        assert f"ciuic: {done.document['problem']}\n" == done.err
+    assert "no complete file to practice on" in box.ciuic("drill", "--scratch", scratch).out
+    assert practice(box).startswith("note: ")
+    earlier = box.ciuic("drill", "-s", full, "--scratch", scratch, "--json")
+    assert (earlier.code, earlier.document["problem"]) == (0, None)
+
+
 def test_another_user_may_practice_without_a_record(public_box: Box) -> None:
     box, user = public_box, as_nobody()
     if user is None:
