@@ -203,7 +203,7 @@ def _pickles() -> list[bytes]:
         data = saved(name)
         headers = Headers(lambda at, length, data=data: data[at : at + length], len(data))
         found += [pickle for _, pickle in zip_archive.pickles(headers)]
-    return [*found, saved("named.metadata")]
+    return [*found, saved("named.metadata"), saved("state.legacy.pt")[:1024]]
 
 
 def _tensors() -> list[bytes]:

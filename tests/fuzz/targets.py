@@ -27,7 +27,7 @@ from ciuic.codec.plan import Plan
 from ciuic.config.load import load_settings, read_store_path
 from ciuic.control import client as control_client
 from ciuic.errors import CiuicError, ConfigError, CorruptionError, UnknownFormatError, UsageError
-from ciuic.formats import headers, spans, torch_pickle, zip_archive
+from ciuic.formats import headers, spans, torch_legacy, torch_pickle, zip_archive
 from ciuic.formats.headers import WIDTHS
 from ciuic.formats.names import described
 from ciuic.maintain.scrub.budget import parse_budget
@@ -429,6 +429,9 @@ def fuzz_pickle(data: bytes) -> None:
         assert one.shape is None or math.prod(one.shape) == one.elements
     for parts in torch_pickle.parts(data).values():
         assert all(one.offset_bytes >= 0 < one.length_bytes for one in parts)
+    whole = headers.Headers(lambda offset, length: data[offset : offset + length], len(data))
+    with contextlib.suppress(headers.NoLayoutError):
+        torch_legacy.end_bytes(whole)
 
 
 # The catalog
