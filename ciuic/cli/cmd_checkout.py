@@ -1,6 +1,7 @@
 """``ciuic checkout``."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import click
 from ciuic.catalog import LATEST, LATEST_VALID, list_snapshots
 from ciuic.catalog.whose import is_elsewhere, newest_here
 from ciuic.cli.candidates import SNAPSHOT, stored_path
-from ciuic.cli.cmd_restore import print_restored, restore_exit_code
+from ciuic.cli.cmd_restore import print_done, print_restored, restore_exit_code
 from ciuic.cli.interrupt import interruptible
 from ciuic.cli.opening import find_snapshot, opened
 from ciuic.cli.options import (
@@ -26,6 +27,7 @@ from ciuic.cli.progress import progress
 from ciuic.cli.read_copies import reading_copies
 from ciuic.cli.render import print_json, printable
 from ciuic.cli.session import Session
+from ciuic.documents import Document
 from ciuic.errors import CiuicError, CorruptionError, UsageError
 from ciuic.ids import SnapshotId
 from ciuic.maintain.label import change_tags
@@ -46,6 +48,7 @@ __all__ = ["command"]
 
 _TAG: Final = "before-checkout"
 _NAMED_MAX: Final = 5
+_REFUSALS: Final = (os.strerror(errno.EACCES), os.strerror(errno.EPERM))
 
 
 @click.command("checkout")
@@ -99,25 +102,31 @@ def command(
         if host is None:
             _refuse_other_machine(store, snapshot_id, found, wanted)
         chosen = found.id
+        is_there = bool(_roots(store.manifest(chosen), wanted))
     plan = _restore(session, chosen, wanted, delete=delete, dry_run=True)
     checked = _verify(session, chosen, wanted)
     before, report = None, plan
     if not dry_run:
-        if plan.written_files or plan.deleted_files:
+        if plan.changes:
             before = _save(session, chosen, wanted, wait_s)
-        report = _restore(session, chosen, wanted, delete=delete, dry_run=False)
+        try:
+            report = _restore(session, chosen, wanted, delete=delete, dry_run=False)
+        except CiuicError as error:
+            if before is not None:
+                click.echo(_named(before), err=True)
+            print_done(error)
+            error.done = _document(chosen, checked, before, dict(error.done))
+            raise
     if as_json:
-        print_json(
-            {
-                "id": chosen,
-                "verified_files": checked.files,
-                "verified_bytes": checked.read_bytes,
-                "before": None if before is None else before.as_json(),
-                "restore": report.as_json(),
-            }
-        )
+        print_json(_document(chosen, checked, before, report.as_json()))
     else:
-        _print(chosen, checked, before, report, in_bucket=is_url(session.store_path()))
+        if before is not None:
+            before_line = _named(before)
+        elif dry_run and plan.changes and is_there:
+            before_line = f"would take a snapshot of what is there, with the tag '{_TAG}'"
+        else:
+            before_line = ""
+        _print(chosen, checked, before_line, report, in_bucket=is_url(session.store_path()))
     sys.exit(restore_exit_code(report))
 
 
@@ -169,6 +178,7 @@ def _restore(
         dry_run=dry_run,
         refuses_being_written=True,
         is_noted=True,
+        stays_in_roots=True,
     )
     with (
         interruptible() as cancelled,
@@ -262,10 +272,12 @@ def _save(
             opened(session, write=True, adds=False, wait_s=wait_s) as store,
         ):
             change_tags(store, report.id, remove=(_TAG,))
+        is_refused = lacking and lacking[0].what.endswith(_REFUSALS)
+        do = "Run it as a user who may read" if is_refused else "Stop the program that writes"
         raise CiuicError(
             f"{report.id} could not save everything that is there now{which}; nothing was restored",
-            hint="Stop the program that writes there, and try again. 'ciuic restore -s ID -p PATH"
-            " --overwrite --force' replaces the files without saving them.",
+            hint=f"{do} there, and try again. 'ciuic restore -s ID -p PATH --overwrite --force'"
+            " replaces the files without saving them.",
         )
     return report
 
@@ -283,10 +295,29 @@ def _is_in(path: bytes, above: bytes) -> bool:
     return path == above or path.startswith(above.rstrip(b"/") + b"/")
 
 
-def _print(
+def _document(
     snapshot_id: SnapshotId,
     checked: Readable,
     before: TakeReport | None,
+    restored: Document,
+) -> Document:
+    return {
+        "id": snapshot_id,
+        "verified_files": checked.files,
+        "verified_bytes": checked.read_bytes,
+        "before": None if before is None else before.as_json(),
+        "restore": restored,
+    }
+
+
+def _named(before: TakeReport) -> str:
+    return f"{before.id}: what was there before, with the tag '{_TAG}'"
+
+
+def _print(
+    snapshot_id: SnapshotId,
+    checked: Readable,
+    before_line: str,
     report: RestoreReport,
     *,
     in_bucket: bool,
@@ -295,8 +326,6 @@ def _print(
         f"{snapshot_id}: verified {format_files(checked.files)}"
         f" ({format_bytes(checked.read_bytes)})"
     )
-    if before is not None:
-        click.echo(f"{before.id}: what was there before, with the tag '{_TAG}'")
-    elif report.dry_run and (report.written_files or report.deleted_files):
-        click.echo(f"would take a snapshot of what is there, with the tag '{_TAG}'")
+    if before_line:
+        click.echo(before_line)
     print_restored(snapshot_id, report, in_bucket=in_bucket)

@@ -45,7 +45,7 @@ from ciuic.units import (
     inflected,
 )
 
-__all__ = ["command", "print_restored", "restore_exit_code"]
+__all__ = ["command", "print_done", "print_restored", "restore_exit_code"]
 
 _REMEDIES: Final = (
     "--fallback takes damaged files from older snapshots\n"
@@ -237,7 +237,7 @@ def _restore(
                 warn=None if request.dry_run else warn,
             )
     except CiuicError as error:
-        _print_done(error)
+        print_done(error)
         raise
 
 
@@ -279,7 +279,7 @@ def restore_exit_code(report: RestoreReport) -> int:
     return TROUBLE if report.failed or report.flux else DONE
 
 
-def _print_done(error: CiuicError) -> None:
+def print_done(error: CiuicError) -> None:
     """Print what a restore did before it failed: the error says only what stopped it."""
     written = error.done.get("written_files", 0)
     if written and not error.done["dry_run"]:
@@ -323,13 +323,15 @@ def print_restored(snapshot_id: str, report: RestoreReport, *, in_bucket: bool =
     unnamed = report.deleted_files - len(report.would_delete) if report.dry_run else 0
     if unnamed:
         click.echo(f"would delete {format_files(unnamed)} more, which are too many to name")
-    write, keep, delete = "wrote", "kept", "deleted"
+    write, keep, delete, correct = "wrote", "kept", "deleted", "corrected"
     if report.dry_run:
-        write, keep, delete = "would write", "keep", "delete"
-    deleted = f", {delete} {report.deleted_files:,}" if report.deleted_files else ""
+        write, keep, delete, correct = "would write", "keep", "delete", "correct"
+    more = f", {delete} {report.deleted_files:,}" if report.deleted_files else ""
+    if report.corrected:
+        more += f", {correct} the metadata of {counted(report.corrected, 'path')}"
     click.echo(
         f"{snapshot_id}: {write} {format_files(report.written_files)}"
-        f" ({format_bytes(report.written_bytes)}), {keep} {report.kept_files:,}{deleted},"
+        f" ({format_bytes(report.written_bytes)}), {keep} {report.kept_files:,}{more},"
         f" {format_duration(report.total_s)}"
     )
     for pattern in report.unmatched:

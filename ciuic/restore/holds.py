@@ -11,7 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Final
 
 from ciuic.errors import CancelledError, ResourceError, TargetError
@@ -31,8 +31,8 @@ _POLL_S: Final = 0.05
 
 
 @contextlib.contextmanager
-def alone_in(run: Run, targets: Iterable[Target]) -> Iterator[None]:
-    """Create the targets that are directories, and hold a lock on each.
+def alone_in(run: Run, targets: Iterable[Target]) -> Iterator[Container[bytes]]:
+    """Create the targets that are directories, hold a lock on each, and yield what was created.
 
     A directory that cannot be created or opened is left to the restore, which says why. NFS locks
     only files that are open for writing, so no directory: there, two restores can still mix.
@@ -54,13 +54,17 @@ def alone_in(run: Run, targets: Iterable[Target]) -> Iterator[None]:
         holds.undo()
         raise
     try:
-        yield
+        yield holds.made
     finally:
         holds.release()  # the target's file system may be unmounted next
 
 
 class _Holds:
-    """The locks of one restore, and the directories that it has created for them."""
+    """The locks of one restore, and the directories that it has created for them.
+
+    Attributes:
+        made: Paths of the directories.
+    """
 
     def __init__(self, run: Run, targets: list[Target]) -> None:
         self._run = run
@@ -68,7 +72,7 @@ class _Holds:
         self._clock = SystemClock()
         self._until_s = self._clock.monotonic_s() + _WAIT_S
         self._held: list[DirectoryHandle] = []
-        self._made: list[bytes] = []
+        self.made: list[bytes] = []
 
     def take(self) -> None:
         """Lock all targets. See ``alone_in``."""
@@ -88,7 +92,7 @@ class _Holds:
     def undo(self) -> None:
         """Remove what was created, except where another restore is at work by now."""
         self.release()
-        for path in reversed(self._made):
+        for path in reversed(self.made):
             with contextlib.suppress(OSError):
                 handle = _open(path)
                 if _try(handle):
@@ -131,11 +135,11 @@ class _Holds:
             for path in _missing(target.parent):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(path, PARENT_MODE)
-                    self._made.append(path)
+                    self.made.append(path)
             if target.name != b".":
                 os.mkdir(target.place, _MODE)
-                self._made.append(target.place)
-            elif target.parent not in self._made:  # "/" goes into its parent itself
+                self.made.append(target.place)
+            elif target.parent not in self.made:  # "/" goes into its parent itself
                 return False
         except FileExistsError:
             return False

@@ -14,8 +14,8 @@ from ciuic.restore.place.placing import Placer
 from ciuic.restore.place.target import remedy
 from ciuic.restore.report import RestoreReport
 from ciuic.restore.selection import Selection
-from ciuic.restore.targets import RestoreRequest, Target
-from ciuic.source.directory import DirectoryHandle
+from ciuic.restore.targets import RestoreRequest, Target, root_above
+from ciuic.source.directory import DirectoryHandle, open_directory_beneath
 from ciuic.source.exclusions import Exclusions
 from ciuic.source.freeze.interface import IN_PLACE, OpensCopies
 from ciuic.store.records.manifest import Manifest
@@ -98,7 +98,13 @@ class Run(NamedTuple):
                 if self.request.dry_run:
                     return None
                 os.makedirs(path, PARENT_MODE, exist_ok=True)
-            return open_directory(path)
+            root = root_above(self.manifest, target.path) if self.request.stays_in_roots else b""
+            if root in {b"", target.path}:
+                return open_directory(path)
+            # A symlink that has come since the check is not followed either.
+            below = os.path.dirname(target.path)[len(root) :].strip(b"/")
+            top = open_directory(root)
+            return DirectoryHandle(open_directory_beneath(top.fd, below), path)
 
 
 def copies_of(store: Store, manifest: Manifest) -> OpensCopies | None:

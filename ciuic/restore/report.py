@@ -16,6 +16,8 @@ class RestoreReport(msgspec.Struct):
             already at the same place in the old file, instead of read from the store.
         written_files: Files that were restored completely.
         failed: Paths that differ from the snapshot, and why.
+        corrected: Kept files and directories whose owner, mode, time or extended attributes
+            were not as in the snapshot.
         would_delete: Files that a dry run would remove, as far as it lists them.
         owner_refused: Restored paths that belong to the user who restores, because only root may
             change a file's owner.
@@ -33,6 +35,7 @@ class RestoreReport(msgspec.Struct):
     written_files: int = 0
     kept_files: int = 0
     deleted_files: int = 0
+    corrected: int = 0
     written_bytes: int = 0
     cloned_bytes: int = 0
     total_s: float = 0.0
@@ -48,6 +51,11 @@ class RestoreReport(msgspec.Struct):
     unmatched: list[str] = msgspec.field(default_factory=list)
 
     @property
+    def changes(self) -> bool:
+        """Whether anything at the target was changed, or would be."""
+        return bool(self.written_files or self.deleted_files or self.corrected)
+
+    @property
     def unwritten(self) -> list[PathWarning]:
         """The failures whose cause is the target, not the snapshot."""
         return [failure for failure in self.failed if failure.path not in self.damaged_paths]
@@ -59,6 +67,7 @@ class RestoreReport(msgspec.Struct):
             "written_files": self.written_files,
             "kept_files": self.kept_files,
             "deleted_files": self.deleted_files,
+            "corrected": self.corrected,
             "written_bytes": self.written_bytes,
             "cloned_bytes": self.cloned_bytes,
             "total_s": round(self.total_s, 6),

@@ -12,7 +12,7 @@ again: it keeps the files that are right already.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from ciuic.catalog.removed import naming_removal, refuse_removed
 from ciuic.errors import CiuicError, CorruptionError
@@ -29,6 +29,7 @@ from ciuic.restore.targets import (
     Target,
     refuse_existing,
     refuse_nothing,
+    refuse_outside_roots,
     resolve,
 )
 from ciuic.source.directory import DirectoryHandle
@@ -98,6 +99,7 @@ def restore(
         targets = resolve(store, manifest, request, locate)
     refuse_nothing(store, targets, selection)
     refuse_existing(targets, overwrite=request.overwrite)
+    refuse_outside_roots(manifest, request, targets)
     report = RestoreReport(dry_run=request.dry_run)
     run = Run(store, manifest, request, selection, report, cancelled, progress)
     if request.refuses_being_written:
@@ -107,9 +109,9 @@ def restore(
     try:
         with (
             naming_removal(store, manifest.summary.id),
-            alone_in(run, _whole_directories(run, targets)),
+            alone_in(run, _whole_directories(run, targets)) as made,
         ):
-            being_written = _place_all(run, targets, lost)
+            being_written = _place_all(run, targets, lost, made)
             if request.fallback:
                 Fallback(run, targets).restore(being_written)
             elif report.damaged_paths:
@@ -124,7 +126,7 @@ def restore(
         from ciuic.store.damage_records import note_found
 
         note_found(store)
-    if request.is_noted and not request.dry_run and (report.written_files or report.deleted_files):
+    if request.is_noted and not request.dry_run and report.changes:
         places = [os.path.normpath(target.place) for target in targets]
         note_restored(store, places, manifest.summary.id, this_machine())
     report.unmatched = selection.unmatched
@@ -143,13 +145,16 @@ def _whole_directories(run: Run, targets: list[Target]) -> list[Target]:
     ]
 
 
-def _place_all(run: Run, targets: list[Target], lost: Mapping[bytes, str]) -> list[bytes]:
+def _place_all(
+    run: Run, targets: list[Target], lost: Mapping[bytes, str], made: Container[bytes]
+) -> list[bytes]:
     """Restore all targets; return the files that were being written and were not placed.
 
     Args:
         run: The restore.
         targets: All targets.
         lost: Paths that the snapshot cannot list, and why: they are not placed here.
+        made: Targets that this restore has just created.
     """
     ledger = run.ledger()
     try:
@@ -167,7 +172,16 @@ def _place_all(run: Run, targets: list[Target], lost: Mapping[bytes, str]) -> li
                 parent = run.open_parent(target)
                 with target_errors(target):
                     above = None if parent is not None else _nearest(target.parent)
-                    placer.place(parent, target.name, target.entry, target.path, above=above)
+                    placer.place(
+                        parent,
+                        target.name,
+                        target.entry,
+                        target.path,
+                        above=above,
+                        is_kept=run.request.stays_in_roots
+                        and target.path in run.manifest.summary.roots,
+                        is_made=target.place in made,
+                    )
         return placer.set_aside
     finally:
         run.report.failed += ledger.failures

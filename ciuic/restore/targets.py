@@ -20,7 +20,15 @@ from ciuic.units import listed
 from ciuic.view.listing import walk
 from ciuic.view.located import Located
 
-__all__ = ["RestoreRequest", "Target", "refuse_existing", "refuse_nothing", "resolve"]
+__all__ = [
+    "RestoreRequest",
+    "Target",
+    "refuse_existing",
+    "refuse_nothing",
+    "refuse_outside_roots",
+    "resolve",
+    "root_above",
+]
 
 
 class RestoreRequest(NamedTuple):
@@ -42,6 +50,8 @@ class RestoreRequest(NamedTuple):
         hot: Share the blocks of reflink copies where they exist.
         refuses_being_written: Refuse to replace or delete a file that a program is writing.
         is_noted: The next snapshot of the targets says where they come from.
+        stays_in_roots: Follow no symlink below a root, and replace no root by a directory: all that
+            is replaced is then in a snapshot of the roots.
     """
 
     paths: tuple[bytes, ...]
@@ -56,6 +66,7 @@ class RestoreRequest(NamedTuple):
     hot: bool = True
     refuses_being_written: bool = False
     is_noted: bool = False
+    stays_in_roots: bool = False
 
 
 class Target(NamedTuple):
@@ -245,3 +256,51 @@ def refuse_existing(targets: list[Target], *, overwrite: bool) -> None:
             f"{listed([first], len(existing))} exists already; nothing was changed",
             hint="Add --overwrite to replace what differs, or choose another place with -d.",
         )
+
+
+def refuse_outside_roots(
+    manifest: Manifest, request: RestoreRequest, targets: list[Target]
+) -> None:
+    """With ``stays_in_roots``, refuse to replace what a snapshot of the roots would not have.
+
+    Raises:
+        TargetError: Something else has the place of a root, or a symlink below a root leads to a
+            target.
+    """
+    for target in targets if request.stays_in_roots else ():
+        root = root_above(manifest, target.path)
+        if target.path == root:
+            if os.path.lexists(target.place) and not os.path.isdir(target.place):
+                raise TargetError(
+                    f"{path_text(root)} is not a directory now, so a snapshot cannot save what is"
+                    " there; nothing was changed",
+                    hint="Move it away, and try again. 'ciuic restore -s ID -p PATH --overwrite'"
+                    " replaces it without saving it.",
+                )
+            continue
+        above = root
+        for name in _names_between(root, target.path):
+            above = os.path.join(above, name)
+            if os.path.islink(above):
+                raise TargetError(
+                    f"{path_text(above)} is a symlink now, so a snapshot of {path_text(root)}"
+                    f" cannot save {path_text(target.place)}; nothing was changed",
+                    hint=f"Remove the symlink, or name {path_text(above)}: then it is replaced.",
+                )
+
+
+def root_above(manifest: Manifest, path: bytes) -> bytes:
+    """Return the innermost root of a snapshot that holds a path of it."""
+    return max(
+        (
+            root
+            for root in manifest.summary.roots
+            if (path + b"/").startswith(root.rstrip(b"/") + b"/")
+        ),
+        key=len,
+    )
+
+
+def _names_between(root: bytes, path: bytes) -> list[bytes]:
+    """Return the names of the directories below a root on the way to a path."""
+    return [name for name in os.path.dirname(path)[len(root) :].split(b"/") if name]

@@ -78,6 +78,7 @@ RESTORED: Shape = {
     "written_files": int,
     "kept_files": int,
     "deleted_files": int,
+    "corrected": int,
     "written_bytes": int,
     "cloned_bytes": int,
     "failed": [TROUBLE],

@@ -131,10 +131,11 @@ class Barrier:
         try:
             with target_faults(handle.path):
                 self._removal.delete_extra(level, handle)
-                if self._run.dry_run or level.is_found:
-                    return
-                status = os.fstat(handle.fd)
-                ledger.refused(level.path, apply_metadata(handle.fd, level.entry, status))
+                if not self._run.dry_run and not level.is_found:
+                    status = os.fstat(handle.fd)
+                    ledger.refused(level.path, apply_metadata(handle.fd, level.entry, status))
+                if level.is_corrected:
+                    ledger.corrected()
         except OSError as error:
             ledger.failed(level.path, os.strerror(error.errno or 0))
 

@@ -52,6 +52,11 @@ class Ledger:
             self._report.kept_files += 1
             self._kept_bytes += size_bytes
 
+    def corrected(self) -> None:
+        """Count a kept file or directory that has its metadata now, or would have it (dry run)."""
+        with self._lock:
+            self._report.corrected += 1
+
     def written(self, size_bytes: int, *, cloned_bytes: int = 0) -> None:
         """Count a file that has its name and its content now, or would have them (dry run)."""
         with self._lock:

@@ -20,12 +20,16 @@ class Place(NamedTuple):
         name: Name in that directory.
         path: Path of the entry in the snapshot, for messages.
         may_exist: The name may exist. False: a listing did not have it, so it is not looked up.
+        is_made: This restore has just created it: no metadata was there before.
+        is_kept: A directory does not replace what has the name.
     """
 
     directory: DirectoryHandle | None
     name: bytes
     path: bytes
     may_exist: bool
+    is_made: bool = False
+    is_kept: bool = False
 
     def where(self) -> bytes:
         """Return the path in the target; in a dry run without a directory, that in the snapshot."""
@@ -46,6 +50,7 @@ class Level:
         present: Names in the target that the walk has not met yet.
         is_found: A passage that existed before: it keeps its own metadata.
         is_awaited: A passage that is created when the first path below it is placed.
+        is_corrected: The directory existed before, with other metadata than in the snapshot.
         is_cut: Not all of its names can be read from the store, so nothing may be deleted.
         extra: Names that the snapshot does not have; filled if ``delete`` was asked for.
     """
@@ -67,6 +72,7 @@ class Level:
         self.verdict = verdict
         self.is_found = verdict is Verdict.PASSAGE and handle is not None
         self.is_awaited = verdict is Verdict.PASSAGE and handle is None
+        self.is_corrected = False
         self.is_cut = False
         self.extra: list[bytes] = []
 

@@ -5,6 +5,7 @@ device nodes. ``filling.py`` writes files, ``barrier.py`` gives them their names
 """
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from ciuic.restore.place.target import (
     same_metadata,
 )
 from ciuic.restore.selection import Selection, Verdict
-from ciuic.source.directory import DirectoryHandle
+from ciuic.source.directory import DirectoryHandle, read_xattrs
 from ciuic.source.exclusions import Exclusions
 from ciuic.system import durable
 from ciuic.view.located import inner_path
@@ -106,6 +107,8 @@ class Placer:
         above: DirectoryHandle | None = None,
         keeps_time: bool = False,
         takes: Callable[[bytes], bool] | None = None,
+        is_made: bool = False,
+        is_kept: bool = False,
     ) -> None:
         """Place one entry, and everything below it.
 
@@ -118,13 +121,16 @@ class Placer:
                 directory that ``directory`` would be created in.
             keeps_time: The directory was restored before, and its time is right.
             takes: Returns whether a name that is directly in the entry is placed; None: each is.
+            is_made: This restore has just created it.
+            is_kept: A directory does not replace what has the name.
         """
         self._takes = takes
         self._enter(directory, above, keeps_time=keeps_time)
         levels: list[Level] = []
         verdict = self._selection.verdict(path)
         if _is_wanted(entry, verdict):
-            self._place_one(Place(directory, name, path, may_exist=True), entry, levels, verdict)
+            place = Place(directory, name, path, may_exist=True, is_made=is_made, is_kept=is_kept)
+            self._place_one(place, entry, levels, verdict)
         while levels:
             self._run.check_cancelled()
             level = levels[-1]
@@ -234,10 +240,9 @@ class Placer:
         if entry.state == UNREADABLE:
             self._run.ledger.lost(place.path, _UNREADABLE, damaged=False)
         is_passage = verdict is Verdict.PASSAGE
-        if is_passage and not is_directory(place.status()):
-            handle = None
-        else:
-            handle = self._open_directory(place)
+        status = place.status()
+        is_there = is_directory(status)
+        handle = None if is_passage and not is_there else self._open_directory(place)
         if entry.state in {UNREADABLE, SKIPPED}:
             if is_passage and levels:
                 self._make_passages(levels)
@@ -251,16 +256,32 @@ class Placer:
                 budget=self._budget,
             )
             relax([*[above.entries for above in levels[-KEPT_MAX:] if above.entries], entries])
-        levels.append(Level(handle, place, entry, entries, verdict))
+        level = Level(handle, place, entry, entries, verdict)
+        # Compared now: what is written in the directory changes its time.
+        level.is_corrected = (
+            handle is not None
+            and status is not None
+            and is_there
+            and not (is_passage or place.is_made)
+            and not (same_metadata(entry, status) and entry.xattrs == read_xattrs(handle.fd))
+        )
+        levels.append(level)
 
     def _open_directory(self, place: Place) -> DirectoryHandle | None:
         """Open the target's directory of this name; create it if needed. Follows no symlink."""
         status = place.status()
-        if place.directory is None or (self._run.dry_run and not is_directory(status)):
+        if place.directory is None:
             return None
         if not is_directory(status):
+            if status is not None and place.is_kept:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if self._run.dry_run:
+                if status is not None:
+                    self._run.ledger.would_delete(place.where())
+                return None
             if status is not None:
                 os.unlink(place.name, dir_fd=place.directory.fd)
+                self._run.ledger.deleted(1)
             # Another restore may create it at the same moment; below, only a directory is opened.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(place.name, 0o700, dir_fd=place.directory.fd)

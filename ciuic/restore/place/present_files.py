@@ -50,6 +50,7 @@ class PresentFiles:
                 return False
             if not run.dry_run:
                 run.ledger.refused(job.path, apply_metadata(fd, job.entry, status))
+            run.ledger.corrected()
         run.ledger.kept(job.entry.size_bytes)
         return True
 

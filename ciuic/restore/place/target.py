@@ -39,7 +39,9 @@ _UNCHANGED_ID: Final = 0xFFFFFFFF
 """chown takes it to mean "do not change this". No user and no group has this ID."""
 OWNER_REFUSED: Final = "not restored: only root may give files away"
 """The end of the message about an owner that this user may not set."""
-RUN_AGAIN: Final = "Run it again with --overwrite: files that are right already are kept."
+RUN_AGAIN: Final = (
+    "Run it again, 'ciuic restore' with --overwrite: files that are right already are kept."
+)
 _PREFIX: Final = b".ciuic-restore-"
 _LEFTOVER: Final = rb"\.ciuic-restore-(\d+)-(\d+)-[0-9a-f]{16}"
 _ENDING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
@@ -87,7 +89,7 @@ def remedy(error: OSError) -> str:
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         return ResourceError.default_hint  # no place is at fault
     do = _REMEDIES.get(error.errno or 0, "run as a user who may write there")
-    return f"Choose another place with -d, or {do}."
+    return f"Choose another place with 'ciuic restore -d DIR', or {do}."
 
 
 def temporary_prefix() -> bytes:
