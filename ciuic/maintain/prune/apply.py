@@ -151,11 +151,13 @@ def _remove_and_rewrite(work: Work, removals: Removals) -> Rewritten:
     store, plan = work.store, work.plan
     available = functools.partial(free_bytes, store)
     unneeded = [use.pack_id for use in plan.removed]
+    is_pointed = False
     with _pack_output(work, removals, unneeded, available) as output:
         if not output.has_free_space:
             removals.wait()
         try:
             point_at_retained(store.packs, store.index, plan.usage.retained)
+            is_pointed = True
             return rewrite(work, output)
         except CiuicError as error:
             is_full = isinstance(error, StoreFullError)
@@ -172,6 +174,9 @@ def _remove_and_rewrite(work: Work, removals: Removals) -> Rewritten:
                 removals.finish()
                 raise
     removals.wait()
+    if not is_pointed:
+        store.index.rollback()  # what of it fitted on the full disk
+        point_at_retained(store.packs, store.index, plan.usage.retained)
     left = [use for use in plan.rewritten if os.path.lexists(pack_path(store.path, use.pack_id))]
     # What seemed to be free on the full disk is not, so only what this prune has freed counts.
     with _pack_output(work, removals, [], lambda: max(0, available() - full_bytes)) as output:
