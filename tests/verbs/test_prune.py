@@ -30,7 +30,7 @@ from ciuic.ids import PackId, SessionId
 from ciuic.maintain.prune import apply
 from ciuic.maintain.prune.apply import apply_prune
 from ciuic.maintain.prune.plan import plan_prune
-from ciuic.maintain.prune.report import PruneReport
+from ciuic.maintain.prune.report import PruneCounts, PruneReport
 from ciuic.store.format import frame
 from ciuic.store.format.pack import MAGIC, PackedFrame, encode_footer
 from ciuic.store.gc import remove, rewrite, rewrite_output, usage
@@ -915,6 +915,41 @@ def test_a_disk_that_is_full_at_once_leaves_no_chunk_out_of_the_index(worn, monk
         }
         assert set(store.index.usable(sorted(chunks))) == chunks
     assert_restores(worn, known)
+
+
+def test_the_report_counts_what_was_rewritten_before_the_disk_was_full(box, monkeypatch):
+    rng = random.Random(3)
+    for number in range(12):
+        for part in range(2):
+            (box.source / f"{number}-{part}").write_bytes(rng.randbytes(150 * KIB))
+        box.take()
+    for number in range(12):
+        (box.source / f"{number}-0").unlink()
+    box.take()
+    forget(box, *names_of(box)[:-1])
+    for module, name in [
+        (rewrite_output, "_PORTION_BYTES_MIN"),
+        (rewrite_output, "PACK_BYTES"),
+        (rewrite, "PACK_BYTES"),
+    ]:
+        monkeypatch.setattr(module, name, 200 * KIB)
+    real, asked = rewrite_output.PackOutput.publish, []
+
+    def full_at_the_third(*its: Any) -> None:
+        asked.append(its)
+        if len(asked) == 3:
+            full()
+        real(*its)
+
+    monkeypatch.setattr(rewrite_output.PackOutput, "publish", full_at_the_third)
+    old = {path.name: path.stat().st_size for path in packs(box.store)}
+    report = prune(box)
+    new = {path.name: path.stat().st_size for path in packs(box.store)}
+    written = [new[name] for name in new.keys() - old]
+    gone = [old[name] for name in old.keys() - new]
+    assert report.written == PruneCounts(len(written), sum(written))
+    assert report.rewritten.packs + report.removed.packs == len(gone)
+    assert report.rewritten.size_bytes + report.removed.size_bytes == sum(gone)
 
 
 def test_no_pack_goes_while_the_trash_still_needs_it(worn, monkeypatch):
