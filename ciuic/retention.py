@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ciuic.ids import SnapshotId
-from ciuic.model import Owner, SnapshotSummary, newest_first, path_text
+from ciuic.model import Owner, SnapshotSummary, complete_ones, newest_first, path_text
 from ciuic.system.clock import is_future, natural_period
 from ciuic.units import listed, parse_duration_s
 
@@ -199,10 +199,11 @@ def bridges(snapshots: Iterable[SnapshotSummary], gone: Collection[SnapshotId]) 
 
     The times are wrong after a clock was, and the parents tell the order then. Without the
     snapshots between them, ``latest`` would mean the older one, as would a load of the library.
-    Snapshots of each owner and set of roots are looked at alone.
+    Snapshots of each owner and set of roots are looked at alone. Incomplete ones count as little as
+    for ``latest``.
     """
     series: dict[tuple[Owner, frozenset[bytes]], list[SnapshotSummary]] = {}
-    for snapshot in snapshots:
+    for snapshot in complete_ones(snapshots):
         series.setdefault((snapshot.owner, frozenset(snapshot.roots)), []).append(snapshot)
     for members in series.values():
         left = [found for found in newest_first(members) if found.id not in gone]

@@ -3,6 +3,7 @@
 import time
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -453,6 +454,16 @@ def test_bridges_are_what_keeps_the_newest_of_the_rest_and_no_more(drawn, data):
         assert not left or is_newest_without(gone - its)
         for one in its:
             assert not is_newest_without((gone - its) | {one})
+
+
+def test_an_incomplete_snapshot_is_not_the_newest_that_a_bridge_leads_to():
+    ahead = taken(100, name="cs-00000a")
+    between = taken(50, name="cs-00000b", parent=ahead.id)
+    newest = taken(60, name="cs-00000c", parent=between.id)
+    incomplete = taken(200, name="cs-00000d", parent=newest.id)
+    incomplete = msgspec.structs.replace(incomplete, is_complete=False)
+    found = list(bridges([ahead, between, newest, incomplete], {between.id}))
+    assert found == [(between, newest, ahead)]
 
 
 def test_false_parents_that_lead_in_a_circle_end_the_search_for_bridges():

@@ -1,6 +1,7 @@
 """Prune removes everything unneeded and nothing else, and announces it before."""
 
 import contextlib
+import dataclasses
 import os
 import random
 import shutil
@@ -29,7 +30,7 @@ from ciuic.ids import PackId, SessionId
 from ciuic.maintain.prune import apply
 from ciuic.maintain.prune.apply import apply_prune
 from ciuic.maintain.prune.plan import plan_prune
-from ciuic.maintain.prune.report import PruneReport
+from ciuic.maintain.prune.report import PruneCounts, PruneReport
 from ciuic.store.format import frame
 from ciuic.store.format.pack import MAGIC, PackedFrame, encode_footer
 from ciuic.store.gc import remove, rewrite, rewrite_output, usage
@@ -871,6 +872,84 @@ def test_a_chunk_index_without_space_to_remove_packs_is_built_again(worn, monkey
     assert_restores(worn, known)
     with open_store(str(worn.store), write=True) as store:
         assert set(store.index.packs()) == set(store.pack_files())
+
+
+def test_a_disk_that_is_full_at_once_leaves_no_chunk_out_of_the_index(worn, monkeypatch):
+    """A stopped prune has left chunks in two packs, and no unneeded pack is left to remove."""
+    first, second, third = names_of(worn)
+    known = {third: photograph(worn.source)}
+    forget(worn, first, second)
+    for module, name in [
+        (rewrite_output, "_PORTION_BYTES_MIN"),
+        (rewrite_output, "PACK_BYTES"),
+        (rewrite, "PACK_BYTES"),
+    ]:
+        monkeypatch.setattr(module, name, 200 * KIB)
+    before = worn.directory / "before"
+    shutil.copytree(worn.store, before)
+    prune(worn)
+    old = {path.name for path in packs(before)}
+    new = [path for path in packs(worn.store) if path.name not in old]
+    for path in new[: len(new) // 2]:
+        shutil.copy(path, before / "packs")
+    worn.store = before
+
+    real, asked = apply.point_at_retained, []
+
+    def full_at_first(*its: Any) -> None:
+        asked.append(its)
+        if len(asked) == 1:
+            full()
+        real(*its)
+
+    monkeypatch.setattr(apply, "point_at_retained", full_at_first)
+    with open_store(str(worn.store), write=True) as store:
+        plan = plan_prune(store, trash_s=0, now_ns=worn.clock.now_ns())
+        assert plan.usage.retained
+        apply_prune(store, dataclasses.replace(plan, removed=()), clock=worn.clock)
+        chunks = {
+            chunk_id
+            for pack_id in store.pack_files()
+            for packed in usage.read_frames(store.packs, pack_id)
+            for chunk_id, _ in packed.frame.chunks
+        }
+        assert set(store.index.usable(sorted(chunks))) == chunks
+    assert_restores(worn, known)
+
+
+def test_the_report_counts_what_was_rewritten_before_the_disk_was_full(box, monkeypatch):
+    rng = random.Random(3)
+    for number in range(12):
+        for part in range(2):
+            (box.source / f"{number}-{part}").write_bytes(rng.randbytes(150 * KIB))
+        box.take()
+    for number in range(12):
+        (box.source / f"{number}-0").unlink()
+    box.take()
+    forget(box, *names_of(box)[:-1])
+    for module, name in [
+        (rewrite_output, "_PORTION_BYTES_MIN"),
+        (rewrite_output, "PACK_BYTES"),
+        (rewrite, "PACK_BYTES"),
+    ]:
+        monkeypatch.setattr(module, name, 200 * KIB)
+    real, asked = rewrite_output.PackOutput.publish, []
+
+    def full_at_the_third(*its: Any) -> None:
+        asked.append(its)
+        if len(asked) == 3:
+            full()
+        real(*its)
+
+    monkeypatch.setattr(rewrite_output.PackOutput, "publish", full_at_the_third)
+    old = {path.name: path.stat().st_size for path in packs(box.store)}
+    report = prune(box)
+    new = {path.name: path.stat().st_size for path in packs(box.store)}
+    written = [new[name] for name in new.keys() - old]
+    gone = [old[name] for name in old.keys() - new]
+    assert report.written == PruneCounts(len(written), sum(written))
+    assert report.rewritten.packs + report.removed.packs == len(gone)
+    assert report.rewritten.size_bytes + report.removed.size_bytes == sum(gone)
 
 
 def test_no_pack_goes_while_the_trash_still_needs_it(worn, monkeypatch):

@@ -20,7 +20,7 @@ from ciuic.maintain.watch import OnProgress, cancel_check
 from ciuic.store.damage_records import forget_gone_packs
 from ciuic.store.directory.reserve import release_reserve
 from ciuic.store.gc.remove import Removals, remove_parity
-from ciuic.store.gc.rewrite import Rewriter, Rewritten, point_at_retained
+from ciuic.store.gc.rewrite import PackTotals, Rewriter, Rewritten, point_at_retained
 from ciuic.store.gc.rewrite_output import (
     CountingOutput,
     NewPack,
@@ -151,12 +151,15 @@ def _remove_and_rewrite(work: Work, removals: Removals) -> Rewritten:
     store, plan = work.store, work.plan
     available = functools.partial(free_bytes, store)
     unneeded = [use.pack_id for use in plan.removed]
+    is_pointed = False
     with _pack_output(work, removals, unneeded, available) as output:
         if not output.has_free_space:
             removals.wait()
+        first = _rewriter(work, output)
         try:
             point_at_retained(store.packs, store.index, plan.usage.retained)
-            return rewrite(work, output)
+            is_pointed = True
+            return _run(work, first, plan.rewritten)
         except CiuicError as error:
             is_full = isinstance(error, StoreFullError)
             full_bytes = available()
@@ -172,10 +175,22 @@ def _remove_and_rewrite(work: Work, removals: Removals) -> Rewritten:
                 removals.finish()
                 raise
     removals.wait()
+    if not is_pointed:
+        store.index.rollback()  # what of it fitted on the full disk
+        point_at_retained(store.packs, store.index, plan.usage.retained)
     left = [use for use in plan.rewritten if os.path.lexists(pack_path(store.path, use.pack_id))]
     # What seemed to be free on the full disk is not, so only what this prune has freed counts.
     with _pack_output(work, removals, [], lambda: max(0, available() - full_bytes)) as output:
-        return rewrite(work, output, left)
+        second = _run(work, _rewriter(work, output), left)
+    before = first.rewritten
+    # A pack with damage is among those left.
+    return Rewritten(
+        _sum(before.written, second.written), _sum(before.removed, second.removed), second.damaged
+    )
+
+
+def _sum(one: PackTotals, other: PackTotals) -> PackTotals:
+    return PackTotals(one.packs + other.packs, one.size_bytes + other.size_bytes)
 
 
 def _pack_output(
@@ -194,23 +209,26 @@ def _pack_output(
     )
 
 
-def rewrite(
-    work: Work, output: Output[NewPack], left: Sequence[PackUsage] | None = None
-) -> Rewritten:
-    """Move the needed chunks out of fragmented and small packs: those left, or all of the plan."""
+def rewrite(work: Work, output: Output[NewPack]) -> Rewritten:
+    """Move the needed chunks out of the plan's fragmented and small packs."""
+    return _run(work, _rewriter(work, output), work.plan.rewritten)
+
+
+def _run(work: Work, rewriter: Rewriter[NewPack], uses: Sequence[PackUsage]) -> Rewritten:
+    return rewriter.run(uses, check=work.check, done=work.done)
+
+
+def _rewriter(work: Work, output: Output[NewPack]) -> Rewriter[NewPack]:
     store, plan = work.store, work.plan
-    joins_small = bool(work.parity) or store.bucket is not None
-    rewriter = Rewriter(
+    return Rewriter(
         store.packs,
         store.reader,
         plan.marks,
         plan.usage,
         output,
         temporary=os.path.join(store.path, layout.TEMPORARY),
-        joins_small=joins_small,
+        joins_small=bool(work.parity) or store.bucket is not None,
     )
-    uses = plan.rewritten if left is None else left
-    return rewriter.run(uses, check=work.check, done=work.done)
 
 
 def _remove_unneeded(

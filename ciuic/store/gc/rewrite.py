@@ -151,6 +151,11 @@ class Rewriter(Generic[_Pack]):
         self._removed = PackTotals()
         self._damaged: list[PackId] = []
 
+    @property
+    def rewritten(self) -> Rewritten:
+        """What was done so far, also by a run that failed."""
+        return Rewritten(self._written, self._removed, tuple(self._damaged))
+
     def run(
         self, uses: Sequence[PackUsage], *, check: Callable[[], None], done: Callable[[int], None]
     ) -> Rewritten:
@@ -188,7 +193,7 @@ class Rewriter(Generic[_Pack]):
         finally:
             for unfinished in self._open.values():
                 unfinished.pack.discard()
-        return Rewritten(self._written, self._removed, tuple(self._damaged))
+        return self.rewritten
 
     def _finish(self) -> None:
         """Publish the last new packs, and remove the packs that they emptied."""
