@@ -1,5 +1,6 @@
 """``ciuic recover``: which files are broken, what replaces them, and what stays as it is."""
 
+import gzip
 import os
 import pickle
 import subprocess
@@ -359,3 +360,20 @@ def test_wrong_requests_change_nothing(
     done = box.ciuic("recover", *arguments)
     assert (done.code, said in done.err) == (code, True), done.err
     assert broken.exists()
+
+
+def test_a_file_that_no_sound_version_shows_to_have_been_a_checkpoint_stays(box: Box) -> None:
+    """The headers of the only version are sound, and one of its members is not."""
+    path = box.source / "a.pt"
+    content = bytearray(torch_zip([b"x" * 9000, b"y" * 9000]))
+    content[content.index(b"x" * 9000) + 500] ^= 1
+    path.write_bytes(content)
+    take(box)
+    path.write_bytes(gzip.compress(b"saved by another program" * 900))
+
+    done = box.ciuic("recover", "--json")
+
+    assert done.code == 0, done
+    assert (done.document["broken"], done.document["not_judged"]) == ([], 1)
+    assert path.read_bytes() == gzip.compress(b"saved by another program" * 900)
+    assert os.listdir(box.source) == ["a.pt"]

@@ -14,6 +14,7 @@ from ciuic.snapshot.walk.read_queue import ReadQueue
 from ciuic.snapshot.walk.second_look import SecondLook
 from ciuic.snapshot.walk.visitor import Visitor
 from ciuic.source.directory import DirectoryHandle
+from ciuic.source.faults import CHANGED_TYPE
 from ciuic.store.packs.writer import StoreWriter
 from tests.kit.box import Box
 
@@ -394,3 +395,45 @@ def test_a_directory_of_many_names_keeps_them_all_when_it_is_listed_again(
     assert len([path for path in entries if b"/shard-" in path]) == 3_000
     assert entries[os.fsencode(first / "shard-77")].state == CONSISTENT
     assert live_box.read(first / "sub" / "ckpt" / "model") == MODEL
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+@pytest.mark.parametrize("moment", ["walk", "reading"])
+@pytest.mark.parametrize("successor", ["file", "link"])
+def test_a_checkpoint_whose_name_has_another_one_by_then_is_found_where_it_went(
+    live_box: Box, monkeypatch: pytest.MonkeyPatch, earlier: int, moment: str, successor: str
+) -> None:
+    """As programs rotate their checkpoints: no name is ever missing."""
+    archive, latest = live_box.source / "archive", live_box.source / "latest.pt"
+    archive.mkdir()
+    (archive / "x").write_bytes(b"x")
+    latest.write_bytes(MODEL)
+    for _ in range(earlier):
+        live_box.take()
+    new = live_box.source / "latest.tmp"
+
+    def rotate() -> None:
+        if successor == "file":
+            new.write_bytes(MODEL[::-1])
+        else:
+            new.symlink_to("archive/previous.pt")
+        latest.rename(archive / "previous.pt")
+        new.rename(latest)
+
+    if moment == "walk":
+        before_call(monkeypatch, "visit", Visitor, rotate, number=1, about=b"x")
+    else:
+        before_call(monkeypatch, "release", ReadQueue, rotate, number=1)
+    report = live_box.take()
+
+    if (earlier, moment) == (1, "reading"):
+        # All is as the snapshot before has it, so nothing is opened.
+        assert live_box.read(latest) == MODEL
+        assert report.trouble_count == 0
+        return
+    assert live_box.read(archive / "previous.pt") == MODEL
+    if (successor, moment) == ("link", "reading"):
+        assert [warning.what for warning in report.trouble] == [CHANGED_TYPE]
+    else:
+        assert live_box.entries()[os.fsencode(latest)].is_file == (successor == "file")
+        assert report.trouble_count == 0

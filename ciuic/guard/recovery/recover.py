@@ -88,5 +88,10 @@ def recover(
                 # The next older version.
                 found.refused.add(error.content)
                 choose_versions(store, snapshots, [found], cancelled)
+                if found.is_suspected and found.version is None:
+                    # No version shows that it has been a checkpoint: it stays in its place.
+                    report.broken.remove(found)
+                    report.not_judged += 1
+                    break
     report.total_s = clock.monotonic_s() - began_s
     return report

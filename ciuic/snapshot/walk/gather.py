@@ -230,6 +230,7 @@ class Gatherer:
             top = self._stack[-1]
             name = next(top.names, None)
             if name is None:
+                self.tally.has_vanished |= top.has_changed()
                 self._closing.append(self._stack.pop())
                 self._report(top.leave())
                 self._drain(wait=False)

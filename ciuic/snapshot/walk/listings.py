@@ -3,7 +3,8 @@
 A name that moves from one directory to another during the walk is in neither listing if it arrives
 after its new directory was listed and leaves before its old directory is. That takes a directory
 that has changed since its listing, and one listed later that a rename had changed by then. If a
-name had gone between its listing and its capture, the second one may have been listed at any time.
+name had gone between its listing and its capture, or led to another file, the second one may have
+been listed at any time.
 """
 
 import errno
@@ -13,14 +14,12 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from ciuic.source.directory import DirectoryHandle, storable_ns
+from ciuic.source.stability import is_settled
 
 __all__ = ["NOT_LISTED", "Listings"]
 
 NOT_LISTED: Final = -1
 """The number of a directory that is frozen: nothing can move in it."""
-_TICK_NS: Final = 20_000_000
-"""Two changes within a tick of the kernel's clock may leave the same ctime; see ``stability``."""
-
 
 _RECORD: Final = struct.Struct("<qQQqq")
 _pack: Final = _RECORD.pack
@@ -95,7 +94,8 @@ class Listings:
         """Yield the directories that may lack a name that moved into them.
 
         Args:
-            has_vanished: A name was gone between its listing and its capture.
+            has_vanished: A name was gone between its listing and its capture, or may have led to
+                another file.
             is_first: Also yield directories that changed so late before their listing that a later
                 change may not show.
         """
@@ -105,7 +105,9 @@ class Listings:
         for number in self._last_first():
             listing = self._record(number)
             if has_vanished or later_ns >= listing.before_ns:
-                is_late = is_first and listing.before_ns > self._began_ns - _TICK_NS
+                is_late = is_first and not is_settled(
+                    listing.before_ns, listing.before_ns, self._began_ns
+                )
                 if self._is_doubtful(number, listing, is_late=is_late):
                     yield number
             later_ns = max(later_ns, listing.changed_ns)

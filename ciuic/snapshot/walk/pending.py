@@ -20,12 +20,14 @@ class PendingEntry:
     Attributes:
         is_known: ``entry`` is final.
         entry: None if the file vanished between listing and reading.
+        listed_inode: The inode of the file when it was listed; 0: it is no file.
     """
 
-    __slots__ = ("_task", "entry", "is_known")
+    __slots__ = ("_task", "entry", "is_known", "listed_inode")
 
     def __init__(self, task: "EntryTask | None" = None) -> None:
         self._task = task
+        self.listed_inode = 0
         self.is_known = False
         self.entry: Entry | None = None
 

@@ -14,7 +14,8 @@ class Tally:
         logical_bytes: Their length; hard links count once.
         excluded: Number of names that a rule excludes; a directory counts once.
         waiting: Number of entries that have not moved into a tree yet.
-        has_vanished: A name was gone between its listing and its capture.
+        has_vanished: A name was gone between its listing and its capture, or may have led to
+            another file.
     """
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ from ciuic.snapshot.read.sinks import Sinks
 from ciuic.snapshot.walk.directories import Directories, WalkRules, xattrs_of
 from ciuic.snapshot.walk.file_capture import FileVisitor, live_device
 from ciuic.snapshot.walk.hard_links import HardLinks
+from ciuic.snapshot.walk.pending import PendingEntry
 from ciuic.snapshot.walk.tally import Tally
 from ciuic.snapshot.walk.walked_directory import WalkedDirectory
 from ciuic.source.directory import DirectoryHandle, entry_of, read_symlink, storable_ns
@@ -124,6 +125,8 @@ class Visitor:
             return
         self._tally.logical_bytes += status.st_size
         found = self._files.visit(parent, name, status, old)
+        if isinstance(found, PendingEntry):
+            found.listed_inode = status.st_ino
         # If this name vanishes, the file may still exist under its other names.
         self._tally.append(parent, found, None if has_other_names else status.st_size)
         if has_other_names:

@@ -1,5 +1,6 @@
 """A directory that is being walked, and the part of its tree that is not stored yet."""
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from ciuic.ids import ChunkId, SnapshotId
 from ciuic.model import UNREADABLE, Entry
 from ciuic.snapshot.bases.old_directory import OldDirectory
 from ciuic.snapshot.walk.pending import PendingEntry
-from ciuic.source.directory import DirectoryHandle
+from ciuic.source.directory import DirectoryHandle, storable_ns
 from ciuic.source.freeze.views import RootView
 from ciuic.store.records.tree_nodes import TreeBuilder
 
@@ -37,7 +38,8 @@ class Growth(NamedTuple):
 
     Attributes:
         moved: Number of entries that moved.
-        has_vanished: A name among them vanished after it was listed.
+        has_vanished: A name among them vanished after it was listed, or leads to another file, or
+            could not be read, perhaps because of that.
         vanished: Number of files that vanished; a name of several counts only in the above.
         grown_bytes: Bytes captured minus bytes listed.
     """
@@ -127,6 +129,16 @@ class WalkedDirectory:
         self.instead: dict[PendingEntry, Entry] = {}
         self._is_walked = False
 
+    def has_changed(self) -> bool:
+        """Return whether a live directory has changed since it was listed.
+
+        Then a name may lead to another file by now, and the listed one may be in a directory that
+        was listed before.
+        """
+        if self.view.is_frozen or not self.is_listed:
+            return False
+        return storable_ns(os.fstat(self.handle.fd).st_ctime_ns) != self.entry.ctime_ns
+
     def leave(self) -> bytes:
         """Close the directory after its last name has been visited; returns its path."""
         path = self.handle.path
@@ -145,11 +157,13 @@ class WalkedDirectory:
                 if not found.is_known and not found.ready(wait=wait):
                     break
                 entry = found.entry
+                listed = found.listed_inode
+                has_vanished |= entry is not None and listed not in {0, entry.ino}
             else:
                 entry = found
             if isinstance(found, PendingEntry) and (entry is None or entry.state == UNREADABLE):
-                has_vanished |= entry is None
                 known = self.instead.get(found)
+                has_vanished |= entry is None or (known is None and found.listed_inode != 0)
                 if known is not None:
                     entry = None
                     self._builder.add(known)
