@@ -78,10 +78,10 @@ MUTANTS: Final = (
         "the store's own name is not synced when it is made",
         "ciuic/system/durable.py",
         (
-            "        os.mkdir(name, mode, dir_fd=directory)\n"
+            "            _give_away(name, directory)\n"
             '    sync_directory(os.path.dirname(path) or ".")\n'
         ),
-        "        os.mkdir(name, mode, dir_fd=directory)\n",
+        "            _give_away(name, directory)\n",
         _story("first snapshots"),
     ),
     Mutant(
