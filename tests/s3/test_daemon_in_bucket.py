@@ -157,7 +157,10 @@ def test_a_daemon_scrubs_a_bucket_and_tells_of_damage(run, daemon, elsewhere, so
     checks = json.loads(run("status", "--json"))["checks"]
     assert checks["unchecked"] == 0
     assert [one["pack"] for one in checks["damaged"]] == [pack.key[6:]]
-    wait_until("metrics know", lambda: "ciuic_damaged_packs 1.0" in metrics.read_text())
+    wait_until(
+        "metrics know",
+        lambda: metrics.exists() and "ciuic_damaged_packs 1.0" in metrics.read_text(),
+    )
     daemon.do("--alert")
     assert "has damage: 1 pack" in told.read_text()
     assert place.keys("leases") == set()

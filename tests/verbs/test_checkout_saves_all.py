@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_the_name_of_what_was_saved(tmp_path: Path) -> None:
         assert f"{before}: what was there before" in outcome.err
         hint = outcome.document["error"]["hint"]
         assert "free space there" in hint
-        assert "restore -d DIR'" in hint
+        assert "restore -s ID -p PATH -d DIR'" in hint
         assert "restore' with --overwrite" in hint
 
 

@@ -89,7 +89,7 @@ def remedy(error: OSError) -> str:
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         return ResourceError.default_hint  # no place is at fault
     do = _REMEDIES.get(error.errno or 0, "run as a user who may write there")
-    return f"Choose another place with 'ciuic restore -d DIR', or {do}."
+    return f"Choose another place with 'ciuic restore -s ID -p PATH -d DIR', or {do}."
 
 
 def temporary_prefix() -> bytes:
