@@ -34,7 +34,8 @@ class Version(NamedTuple):
         snapshot: The snapshot.
         entry: The path's entry; None if a directory above it is damaged, or a rule leaves it out.
         state: ``whole``, ``in flux``, ``unreadable``, ``left out`` or ``damaged``; for a directory
-            the worst state in it. No content is read: ``whole`` means no known damage.
+            the worst state in it. Only content that a record of damage names is read: ``whole``
+            means no known damage.
         what: A description of the damage.
         same_as: The previous snapshot that has the path, if the content is the same there: of the
             same machine, unless that has none.

@@ -113,7 +113,7 @@ def make_timeline(
 
 
 def states_of(store: Store, snapshots: Sequence[SnapshotSummary]) -> dict[SnapshotId, str]:
-    """Return one of ``STATES`` for each snapshot. No content is read.
+    """Return one of ``STATES`` for each snapshot. Only content that a record names is read.
 
     A snapshot is damaged if it needs a chunk that the chunk index remembers as lost, or one that a
     record of damage names and that cannot be read.

@@ -231,9 +231,10 @@ class DamageSurvey:
             for chunk_id in doubtful:
                 if chunk_id in places and not self._fits(places[chunk_id]):
                     del places[chunk_id]
-        for chunk_id in [one for one, place in places.items() if self._is_noted(place)]:
-            if self._measure(chunk_id) < 0:
-                del places[chunk_id]
+        if self._noted():
+            for chunk_id in [one for one, place in places.items() if self._is_noted(place)]:
+                if self._measure(chunk_id) < 0:
+                    del places[chunk_id]
         without_base = chunks_without_base(reader, places, self._is_sound)
         lost: dict[ChunkId, ChunkId] = {}
         for piece in wanted:
@@ -265,9 +266,12 @@ class DamageSurvey:
 
     def _is_noted(self, place: ChunkPlace) -> bool:
         """Return whether a record of damage names some of a place."""
+        return self._noted().touches(place.pack_id, place.offset_bytes, place.frame_bytes)
+
+    def _noted(self) -> KnownDamage:
         if self._records is None:
             self._records = self._store.known_damage()
-        return self._records.touches(place.pack_id, place.offset_bytes, place.frame_bytes)
+        return self._records
 
     def _fits(self, place: ChunkPlace) -> bool:
         """Return whether a frame holds file content, and its pack is long enough to contain it."""
